@@ -1,0 +1,148 @@
+//! The audit log: one event for each transition, appended by the transaction that makes it.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use bytes::Bytes;
+
+use crate::codec;
+use crate::ids::JobId;
+use crate::job::record::Class;
+use crate::request::{EventCursor, EventView};
+use crate::store::LogEntry;
+
+/// What happened. The text is the type in API.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub enum Kind {
+    Submitted,
+    Claimed,
+    Released,
+    LeaseExpired,
+    TimedOut,
+    Retrying,
+    Succeeded,
+    Dead,
+    Cancelled,
+    Expired,
+    Lost,
+    Retried,
+    Deleted,
+    Reindexed,
+    Quarantined,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 15] = [
+        Kind::Submitted,
+        Kind::Claimed,
+        Kind::Released,
+        Kind::LeaseExpired,
+        Kind::TimedOut,
+        Kind::Retrying,
+        Kind::Succeeded,
+        Kind::Dead,
+        Kind::Cancelled,
+        Kind::Expired,
+        Kind::Lost,
+        Kind::Retried,
+        Kind::Deleted,
+        Kind::Reindexed,
+        Kind::Quarantined,
+    ];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Kind::Submitted => "job.submitted",
+            Kind::Claimed => "job.claimed",
+            Kind::Released => "job.released",
+            Kind::LeaseExpired => "job.lease_expired",
+            Kind::TimedOut => "job.timed_out",
+            Kind::Retrying => "job.retrying",
+            Kind::Succeeded => "job.succeeded",
+            Kind::Dead => "job.dead",
+            Kind::Cancelled => "job.cancelled",
+            Kind::Expired => "job.expired",
+            Kind::Lost => "job.lost",
+            Kind::Retried => "job.retried",
+            Kind::Deleted => "job.deleted",
+            Kind::Reindexed => "job.reindexed",
+            Kind::Quarantined => "job.quarantined",
+        }
+    }
+}
+
+/// One event. `queue` is empty where it could not be known (a record that vanished).
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Event {
+    pub kind: Kind,
+    pub job: JobId,
+    pub queue: String,
+    pub class: Option<Class>,
+    /// The worker concerned, if any.
+    pub worker: Option<String>,
+    /// Why, in a word, where the kind leaves it open.
+    pub reason: Option<String>,
+}
+
+/// What one append holds.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) enum Item {
+    One(Event),
+    /// A claim: an event for each member that the take took. `queues` parallels its sources.
+    Claimed {
+        worker: String,
+        queues: Vec<(String, Class)>,
+    },
+}
+
+impl Item {
+    pub(crate) fn encode(&self) -> Bytes {
+        codec::encode(self)
+    }
+}
+
+/// Unfolds log entries into events after `after`, at most `limit`. Items that cannot be read are
+/// passed over. Returns the cursor to go on from.
+pub(crate) fn unfold(log: &[LogEntry], after: EventCursor, limit: usize) -> (Vec<EventView>, EventCursor) {
+    let mut events = Vec::new();
+    let mut next = after;
+    for entry in log {
+        let skip = if entry.seq == after.seq { after.seen } else { 0 };
+        let mut seen = 0u32;
+        let mut push = |event: Event| {
+            seen += 1;
+            if seen > skip && events.len() < limit {
+                let id = EventCursor { seq: entry.seq, seen };
+                next = id;
+                events.push(EventView { id, at: entry.at, event });
+            }
+        };
+        for item in &entry.items {
+            match codec::decode::<Item>(&item.bytes) {
+                Ok(Item::One(event)) => push(event),
+                Ok(Item::Claimed { worker, queues }) => {
+                    for taken in &item.taken {
+                        let Some(job) = taken.member.as_str().and_then(|s| s.parse().ok()) else { continue };
+                        let Some((queue, class)) = queues.get(taken.source as usize) else { continue };
+                        push(Event {
+                            kind: Kind::Claimed,
+                            job,
+                            queue: queue.clone(),
+                            class: Some(*class),
+                            worker: Some(worker.clone()),
+                            reason: None,
+                        });
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        if events.len() >= limit {
+            break;
+        }
+        // An entry read to its end is not read again.
+        if seen == 0 || next.seq < entry.seq {
+            next = next.max(EventCursor { seq: entry.seq, seen });
+        }
+    }
+    (events, next)
+}

@@ -1,0 +1,2 @@
+//! Jobs: what is stored of one, and every operation on it.
+pub mod record;

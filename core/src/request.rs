@@ -1,0 +1,380 @@
+//! What a replica is asked and what it answers: plain data, decoded and encoded by the shells.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::failure::Failure;
+use crate::ids::{JobId, Token};
+use crate::job::record::{AttemptRecord, Backoff, Class, ErrorInfo, Status};
+use crate::opaque::{Content, Opaque};
+use crate::store::{Clock, LogEntry};
+
+/// Names one request to one replica, given by the shell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// The answer to a request.
+pub type Outcome = Result<Response, Failure>;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    Submit(Box<Submit>),
+    Get {
+        tenant: String,
+        job: JobId,
+    },
+    Payload {
+        tenant: String,
+        job: JobId,
+    },
+    Result {
+        tenant: String,
+        job: JobId,
+    },
+    Why {
+        tenant: String,
+        job: JobId,
+    },
+    List(List),
+    Cancel {
+        tenant: String,
+        job: JobId,
+    },
+    Retry {
+        tenant: String,
+        job: JobId,
+    },
+    Delete {
+        tenant: String,
+        job: JobId,
+    },
+    Claim(Box<Claim>),
+    Heartbeat(Beat),
+    Complete(Box<Complete>),
+    Fail(Box<Fail>),
+    Release(Held),
+    Queues {
+        tenant: String,
+    },
+    Queue {
+        tenant: String,
+        queue: String,
+    },
+    /// Changes what is given, keeps the rest.
+    SetQueue {
+        tenant: String,
+        queue: String,
+        lease_ms: Option<u64>,
+    },
+    Pause {
+        tenant: String,
+        queue: String,
+        reason: Option<String>,
+    },
+    Resume {
+        tenant: String,
+        queue: String,
+    },
+    Purge {
+        tenant: String,
+        queue: String,
+        status: Status,
+    },
+    /// Audit events after `after`; waits up to `wait_ms` for the first.
+    Events {
+        tenant: String,
+        after: EventCursor,
+        limit: usize,
+        wait_ms: u64,
+    },
+    /// Proves that commits work.
+    Ready,
+    /// From now on: claims are refused, open polls are ended, all else goes on.
+    Drain,
+    /// Each on its own, answered together in order by [`Response::Batch`]. Not nested.
+    Batch(Vec<Request>),
+}
+
+/// A job to be created. `None` means the default of API.md.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Submit {
+    pub tenant: String,
+    pub queue: String,
+    pub payload: Content,
+    pub key: Option<String>,
+    pub class: Class,
+    pub start: Start,
+    pub max_attempts: Option<u32>,
+    pub max_deliveries: Option<u32>,
+    pub max_age_ms: Option<u64>,
+    pub lease_ms: Option<u64>,
+    pub run_timeout_ms: Option<u64>,
+    pub progress_timeout_ms: Option<u64>,
+    pub queue_ttl_ms: Option<u64>,
+    pub retention_ms: Option<u64>,
+    pub key_ttl_ms: Option<u64>,
+    pub backoff: Option<Backoff>,
+    pub on_prem: bool,
+    pub cost: u32,
+    /// JSON text.
+    pub metadata: Option<Opaque>,
+    pub traceparent: Option<String>,
+}
+
+impl Submit {
+    /// A job with every default.
+    pub fn new(tenant: impl Into<String>, queue: impl Into<String>, payload: Content) -> Self {
+        Submit {
+            tenant: tenant.into(),
+            queue: queue.into(),
+            payload,
+            key: None,
+            class: Class::System,
+            start: Start::Now,
+            max_attempts: None,
+            max_deliveries: None,
+            max_age_ms: None,
+            lease_ms: None,
+            run_timeout_ms: None,
+            progress_timeout_ms: None,
+            queue_ttl_ms: None,
+            retention_ms: None,
+            key_ttl_ms: None,
+            backoff: None,
+            on_prem: false,
+            cost: 1,
+            metadata: None,
+            traceparent: None,
+        }
+    }
+}
+
+/// When a job may start. A time in the past counts as now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Start {
+    Now,
+    DelayMs(u64),
+    /// By the store's clock, microseconds since the epoch.
+    At(Clock),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct List {
+    pub tenant: String,
+    pub queue: Option<String>,
+    pub status: Option<Status>,
+    pub limit: usize,
+    /// From an earlier answer.
+    pub cursor: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub tenant: String,
+    pub worker: String,
+    pub queues: Vec<String>,
+    pub max: usize,
+    pub wait_ms: u64,
+    pub lease_ms: Option<u64>,
+    pub claim_id: Option<String>,
+}
+
+/// A job and the token of the lease under which the caller holds it. The token is `None` when the
+/// text was not a token of this job: it is then certainly not the present one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub tenant: String,
+    pub job: JobId,
+    pub token: Option<Token>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beat {
+    pub held: Held,
+    /// JSON text.
+    pub progress: Option<Opaque>,
+    pub seq: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complete {
+    pub held: Held,
+    pub result: Option<Content>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fail {
+    pub held: Held,
+    pub error: ErrorInfo,
+    pub retryable: bool,
+    /// Instead of the policy's back-off.
+    pub retry_in_ms: Option<u64>,
+}
+
+/// A position in the audit log: the log entry, and how many of its events have been seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EventCursor {
+    pub seq: u64,
+    pub seen: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Response {
+    Created(Box<JobView>),
+    /// The job that the key named already.
+    Existing(Box<JobView>),
+    Job(Box<JobView>),
+    Content(Content),
+    /// The job succeeded without a result.
+    NoContent,
+    Why(Why),
+    Jobs {
+        jobs: Vec<JobView>,
+        next: Option<String>,
+    },
+    Claimed(Vec<Leased>),
+    Beat {
+        lease_expires_at: Option<Clock>,
+        cancel_requested: bool,
+    },
+    Completed,
+    Failed {
+        status: Status,
+        run_at: Option<Clock>,
+    },
+    Released,
+    Deleted,
+    Queues(Vec<QueueView>),
+    Queue(Box<QueueView>),
+    Purged {
+        queue: Box<QueueView>,
+        purged: u64,
+        left: u64,
+    },
+    Events {
+        events: Vec<EventView>,
+        next: EventCursor,
+    },
+    Ready,
+    Draining,
+    Batch(Vec<Outcome>),
+}
+
+/// A job as its owner sees it. Clocks are the store's, in microseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobView {
+    pub id: JobId,
+    pub queue: String,
+    pub class: Class,
+    pub status: Status,
+    /// Counted attempts, the running one included.
+    pub attempt: u32,
+    pub max_attempts: u32,
+    /// Claims so far, the running one included.
+    pub deliveries: u32,
+    pub created_at: Clock,
+    /// When it became, or becomes, due.
+    pub run_at: Clock,
+    pub ended_at: Option<Clock>,
+    /// Why it ended as it did (`lease_expired`, `failed`, `lost`, …), for jobs that are dead.
+    pub reason: Option<String>,
+    /// Attempts that ended, oldest first; `attempts_omitted` between the first and the last ones.
+    pub attempts: Vec<AttemptRecord>,
+    pub attempts_omitted: u32,
+    pub progress: Option<Progress>,
+    pub lease: Option<LeaseView>,
+    /// 1 is next, over all classes of the queue; only while queued.
+    pub position: Option<u64>,
+    pub key: Option<String>,
+    pub payload_len: u64,
+    pub metadata: Option<Opaque>,
+    pub traceparent: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// JSON text.
+    pub value: Opaque,
+    pub seq: Option<u64>,
+    pub at: Clock,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseView {
+    pub worker: String,
+    pub granted_at: Clock,
+    pub expires_at: Clock,
+}
+
+/// The first thing that keeps a job from running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Not due yet.
+    Scheduled {
+        run_at: Clock,
+    },
+    Retrying {
+        run_at: Clock,
+        attempt: u32,
+    },
+    Paused {
+        reason: Option<String>,
+    },
+    /// So many jobs are before it.
+    Behind {
+        ahead: u64,
+    },
+    /// It is first: no worker asks for this queue.
+    NoWorker,
+    Held,
+    Running {
+        worker: String,
+        expires_at: Clock,
+    },
+    Ended {
+        status: Status,
+    },
+}
+
+/// One leased job as the worker gets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leased {
+    pub id: JobId,
+    pub token: Token,
+    pub attempt: u32,
+    pub delivery: u32,
+    pub queue: String,
+    pub class: Class,
+    /// `None`: omitted because the answer grew too large.
+    pub payload: Option<Content>,
+    pub lease_expires_at: Clock,
+    pub traceparent: Option<String>,
+    pub metadata: Option<Opaque>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueView {
+    pub name: String,
+    pub paused: bool,
+    pub reason: Option<String>,
+    pub lease_ms: u64,
+    /// For each class, the number of jobs in each status.
+    pub depth: Vec<(Class, Status, u64)>,
+    /// When the job that has been due longest became due.
+    pub oldest_due: Option<Clock>,
+    /// The store's clock at which this was read.
+    pub at: Clock,
+}
+
+/// One audit event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventView {
+    /// The cursor that continues after this event: its id.
+    pub id: EventCursor,
+    pub at: Clock,
+    pub event: crate::event::Event,
+}
+
+/// Used by [`crate::event`] to unfold log entries.
+pub type Log = Vec<LogEntry>;

@@ -1,0 +1,180 @@
+//! The key layout: the only place that spells a key. See docs/ARCHITECTURE.md for the table.
+//!
+//! Names inside keys are percent-encoded, so that `/` only ever separates parts. Job ids stand in
+//! keys as they are printed.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::ids::JobId;
+use crate::job::record::{Class, Status};
+use crate::name::Name;
+
+pub const JOB: Name = Name::from_static("job/");
+pub const HISTORY: Name = Name::from_static("history/");
+pub const PAYLOAD: Name = Name::from_static("payload/");
+pub const RESULT: Name = Name::from_static("result/");
+pub const LEASE: Name = Name::from_static("lease/");
+pub const PROGRESS: Name = Name::from_static("progress/");
+
+/// Index: job @ end of its lease.
+pub const LEASES: Name = Name::from_static("leases");
+/// Index: job @ when it becomes due; scheduled and retrying.
+pub const DUE: Name = Name::from_static("due");
+/// Index: job @ queue deadline; never claimed yet.
+pub const TTL: Name = Name::from_static("ttl");
+/// Index: tenant/queue @ when it is looked at next.
+pub const NAMES: Name = Name::from_static("names");
+/// Index: job @ clock; undecodable.
+pub const QUARANTINE: Name = Name::from_static("quarantine");
+
+/// The member that stands for a job in every index.
+pub fn member(job: JobId) -> Name {
+    Name::from(job.text().to_vec())
+}
+
+/// The job that a member stands for.
+pub fn job_of(member: &Name) -> Option<JobId> {
+    member.as_str()?.parse().ok()
+}
+
+fn of(prefix: &Name, job: JobId) -> Name {
+    prefix.join(&job.text())
+}
+
+pub fn job(id: JobId) -> Name {
+    of(&JOB, id)
+}
+pub fn history(id: JobId) -> Name {
+    of(&HISTORY, id)
+}
+pub fn payload(id: JobId) -> Name {
+    of(&PAYLOAD, id)
+}
+pub fn result(id: JobId) -> Name {
+    of(&RESULT, id)
+}
+pub fn lease(id: JobId) -> Name {
+    of(&LEASE, id)
+}
+pub fn progress(id: JobId) -> Name {
+    of(&PROGRESS, id)
+}
+
+/// `prefix/part/part…`, every part percent-encoded.
+fn path(prefix: &str, parts: &[&str]) -> Name {
+    let mut out = Vec::with_capacity(prefix.len() + parts.iter().map(|p| p.len() + 1).sum::<usize>());
+    out.extend_from_slice(prefix.as_bytes());
+    for part in parts {
+        out.push(b'/');
+        encode(part, &mut out);
+    }
+    Name::from(out)
+}
+
+fn encode(part: &str, out: &mut Vec<u8>) {
+    const HEX: &[u8; 16] = b"0123456789ABCDEF";
+    for b in part.bytes() {
+        if b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~' | b':') {
+            out.push(b);
+        } else {
+            out.extend_from_slice(&[b'%', HEX[usize::from(b >> 4)], HEX[usize::from(b & 15)]]);
+        }
+    }
+}
+
+fn decode(part: &str) -> Option<String> {
+    let mut out = Vec::with_capacity(part.len());
+    let mut bytes = part.bytes();
+    while let Some(b) = bytes.next() {
+        if b == b'%' {
+            let digit = |b: Option<u8>| char::from(b?).to_digit(16);
+            let (high, low) = (digit(bytes.next())?, digit(bytes.next())?);
+            out.push((high * 16 + low) as u8);
+        } else {
+            out.push(b);
+        }
+    }
+    String::from_utf8(out).ok()
+}
+
+/// Record: the idempotency key's binding.
+pub fn key(tenant: &str, key: &str) -> Name {
+    path("key", &[tenant, key])
+}
+
+/// Record: the receipt of a claim.
+pub fn receipt(tenant: &str, claim: &str) -> Name {
+    path("claim", &[tenant, claim])
+}
+
+/// Record: a queue's pause and settings.
+pub fn queue(tenant: &str, queue: &str) -> Name {
+    path("queue", &[tenant, queue])
+}
+
+/// The member of [`NAMES`] that stands for a queue.
+pub fn queue_member(tenant: &str, queue: &str) -> Name {
+    let mut out = Vec::new();
+    encode(tenant, &mut out);
+    out.push(b'/');
+    encode(queue, &mut out);
+    Name::from(out)
+}
+
+/// Tenant and queue of a member of [`NAMES`].
+pub fn queue_of(member: &Name) -> Option<(String, String)> {
+    let (tenant, queue) = member.as_str()?.split_once('/')?;
+    Some((decode(tenant)?, decode(queue)?))
+}
+
+/// Index: the jobs of one queue, class and status. **Every unexpired job stands in exactly one.**
+pub fn status(tenant: &str, queue: &str, class: Class, status: Status) -> Name {
+    path("st", &[tenant, queue, class.text(), status.text()])
+}
+
+/// Tenant, queue, class and status of a status index.
+pub fn status_of(index: &Name) -> Option<(String, String, Class, Status)> {
+    let mut parts = index.as_str()?.strip_prefix("st/")?.split('/');
+    let found =
+        (decode(parts.next()?)?, decode(parts.next()?)?, Class::parse(parts.next()?)?, Status::parse(parts.next()?)?);
+    parts.next().is_none().then_some(found)
+}
+
+/// Log: a tenant's audit events.
+pub fn audit(tenant: &str) -> Name {
+    path("audit", &[tenant])
+}
+
+/// Topic: something became claimable in the queue.
+pub fn topic_queue(tenant: &str, queue: &str) -> Name {
+    path("q", &[tenant, queue])
+}
+
+/// Topic: something was entered in [`DUE`].
+pub const TOPIC_DUE: Name = Name::from_static("due");
+
+/// Topic: the job was cancelled while it ran.
+pub fn topic_stop(job: JobId) -> Name {
+    of(&Name::from_static("stop/"), job)
+}
+
+/// Record: a replica's proof that commits work.
+pub fn ready(nonce: u64) -> Name {
+    Name::from(alloc::format!("ready/{nonce:016x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart_whatever_they_contain() {
+        for (t, q) in [("a", "b/c"), ("a/b", "c"), ("%2F", "/"), ("é", "\u{1}\n "), ("..", "")] {
+            assert_eq!(queue_of(&queue_member(t, q)), Some((t.into(), q.into())));
+            let s = status(t, q, Class::Batch, Status::Dead);
+            assert_eq!(status_of(&s), Some((t.into(), q.into(), Class::Batch, Status::Dead)));
+        }
+        assert_ne!(key("a", "b/c"), key("a/b", "c"));
+    }
+}
