@@ -23,15 +23,55 @@ pub struct Stored {
     pub bytes: Bytes,
 }
 
+/// A record without its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub version: Version,
+    pub at: Clock,
+    pub expiry: Option<Clock>,
+    pub len: usize,
+}
+
+impl Stored {
+    pub fn head(&self) -> Head {
+        Head { version: self.version, at: self.at, expiry: self.expiry, len: self.bytes.len() }
+    }
+}
+
+impl Head {
+    /// Law 5: absent once its expiry is not past the clock.
+    pub fn is_unexpired(&self, clock: Clock) -> bool {
+        self.expiry.is_none_or(|e| e > clock)
+    }
+}
+
 /// Where the records are.
 pub trait Records {
     type Error;
+
     /// The record as kept, whether or not it has expired.
     fn get(&self, key: &Name) -> Result<Option<Stored>, Self::Error>;
-    fn set(&mut self, key: &Name, record: Option<Stored>) -> Result<(), Self::Error>;
+
+    /// The same without its bytes, for a store that can leave a large record's unread.
+    fn head(&self, key: &Name) -> Result<Option<Head>, Self::Error> {
+        Ok(self.get(key)?.map(|r| r.head()))
+    }
+
+    /// Puts or deletes. Returns what was there, for whoever undoes commits; a store that never does
+    /// may spare itself the reading and return `None`.
+    fn set(&mut self, key: &Name, record: Option<Stored>) -> Result<Option<Stored>, Self::Error>;
+
+    /// Changes only the expiry of a record that is there. Returns it before and after, on the same
+    /// terms as [`Records::set`].
+    fn expire(&mut self, key: &Name, expiry: Option<Clock>) -> Result<Option<(Stored, Stored)>, Self::Error> {
+        let Some(old) = self.get(key)? else { return Ok(None) };
+        let new = Stored { expiry, ..old.clone() };
+        self.set(key, Some(new.clone()))?;
+        Ok(Some((old, new)))
+    }
 }
 
-/// One thing that a commit changed, in order.
+/// One thing that a commit changed, in order. `old` of a record is what [`Records::set`] returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     Record { key: Name, old: Option<Stored>, new: Option<Stored> },
@@ -54,7 +94,7 @@ fn plus(clock: Clock, d: Score) -> Score {
 
 /// Law 5: absent once its expiry is not past the clock.
 pub fn unexpired(record: Option<Stored>, clock: Clock) -> Option<Stored> {
-    record.filter(|r| r.expiry.is_none_or(|e| e > clock))
+    record.filter(|r| r.head().is_unexpired(clock))
 }
 
 /// Hands out records within a budget of bytes (law 8).
@@ -68,8 +108,19 @@ impl Budget {
         Budget { left, first: true }
     }
 
-    fn give(&mut self, record: Option<Stored>, clock: Clock) -> Record {
-        let Some(r) = unexpired(record, clock) else { return Record::Absent };
+    fn give<R: Records>(&mut self, records: &R, key: &Name, clock: Clock) -> Result<Record, R::Error> {
+        if !self.first && self.left == 0 {
+            // Nothing but empty bytes would fit: they are not worth reading.
+            let head = records.head(key)?.filter(|h| h.is_unexpired(clock));
+            return Ok(head.map_or(Record::Absent, |h| Record::Present {
+                version: h.version,
+                at: h.at,
+                expiry: h.expiry,
+                len: h.len,
+                bytes: (h.len == 0).then(Bytes::new),
+            }));
+        }
+        let Some(r) = unexpired(records.get(key)?, clock) else { return Ok(Record::Absent) };
         let len = r.bytes.len();
         let whole = self.first || len <= self.left;
         if whole {
@@ -79,7 +130,8 @@ impl Budget {
             // Later records stay out too: which ones are given does not depend on their sizes' luck.
             self.left = 0;
         }
-        Record::Present { version: r.version, at: r.at, expiry: r.expiry, len, bytes: whole.then_some(r.bytes) }
+        let bytes = whole.then_some(r.bytes);
+        Ok(Record::Present { version: r.version, at: r.at, expiry: r.expiry, len, bytes })
     }
 }
 
@@ -89,14 +141,14 @@ pub fn read<R: Records>(books: &Books, records: &R, clock: Clock, read: &Read) -
     let mut out = Snapshot { clock, ..Snapshot::default() };
     out.records.reserve(read.records.len());
     for key in &read.records {
-        out.records.push(budget.give(records.get(key)?, clock));
+        out.records.push(budget.give(records, key, clock)?);
     }
     for slice in &read.slices {
         let mut entries = Vec::new();
         for (score, member) in books.slice(slice, clock) {
             let mut given = Vec::with_capacity(slice.give.len());
             for prefix in &slice.give {
-                given.push(budget.give(records.get(&prefix.join(&member))?, clock));
+                given.push(budget.give(records, &prefix.join(&member), clock)?);
             }
             entries.push(Entry { member, score, records: given });
         }
@@ -174,9 +226,10 @@ impl<R: Records> Run<'_, R> {
                 }
                 Write::Delete(key) => self.set(key, None)?,
                 Write::Expire(key, expiry) => {
-                    if let Some(mut record) = unexpired(self.records.get(key)?, self.clock) {
-                        record.expiry = self.expiry(*expiry);
-                        self.set(key, Some(record))?;
+                    if self.head(key)?.is_some()
+                        && let Some((old, new)) = self.records.expire(key, self.expiry(*expiry))?
+                    {
+                        self.effects.changes.push(Change::Record { key: key.clone(), old: Some(old), new: Some(new) });
                     }
                 }
                 Write::Add { index, member, score, raise } => {
@@ -201,12 +254,14 @@ impl<R: Records> Run<'_, R> {
         Ok(Answer::Applied { taken })
     }
 
+    fn head(&self, key: &Name) -> Result<Option<Head>, R::Error> {
+        Ok(self.records.head(key)?.filter(|h| h.is_unexpired(self.clock)))
+    }
+
     fn holds(&self, guard: &Guard) -> Result<bool, R::Error> {
         Ok(match guard {
-            Guard::Absent(key) => unexpired(self.records.get(key)?, self.clock).is_none(),
-            Guard::At(key, version) => {
-                unexpired(self.records.get(key)?, self.clock).is_some_and(|r| r.version == *version)
-            }
+            Guard::Absent(key) => self.head(key)?.is_none(),
+            Guard::At(key, version) => self.head(key)?.is_some_and(|h| h.version == *version),
             Guard::Member(index, member, standing) => match standing {
                 Standing::Out => self.books.score(index, member).is_none(),
                 Standing::First => self.books.get(index).and_then(|i| i.first()).is_some_and(|k| k.1 == *member),
@@ -231,7 +286,7 @@ impl<R: Records> Run<'_, R> {
             for (score, member) in index.slice(None, up_to, self.clock, left) {
                 let mut records = Vec::with_capacity(take.give.len());
                 for prefix in &take.give {
-                    records.push(budget.give(self.records.get(&prefix.join(&member))?, self.clock));
+                    records.push(budget.give(&*self.records, &prefix.join(&member), self.clock)?);
                 }
                 taken.push(Taken { source: at as u32, member, score, records });
             }
@@ -240,17 +295,21 @@ impl<R: Records> Run<'_, R> {
     }
 
     fn each(&mut self, take: &Take, taken: &[Taken]) -> Result<(), R::Error> {
-        for t in taken {
+        // Scores "before this transaction", also for a member that stands in two sources.
+        let before: Vec<Vec<Option<Score>>> = taken
+            .iter()
+            .map(|t| {
+                let each = take.from.get(t.source as usize).map_or(&[][..], |s| &s.each);
+                each.iter()
+                    .map(|e| match e {
+                        Each::Add { score: ScoreAt::Of(index), .. } => self.books.score(index, &t.member),
+                        _ => None,
+                    })
+                    .collect()
+            })
+            .collect();
+        for (t, before) in taken.iter().zip(before) {
             let Some(source) = take.from.get(t.source as usize) else { continue };
-            let before: Vec<Option<Score>> = source
-                .each
-                .iter()
-                .map(|e| match e {
-                    Each::Add { score: ScoreAt::Of(index), .. } if *index == source.index => Some(t.score),
-                    Each::Add { score: ScoreAt::Of(index), .. } => self.books.score(index, &t.member),
-                    _ => None,
-                })
-                .collect();
             self.member(&source.index, &t.member, None);
             for (each, before) in source.each.iter().zip(before) {
                 match each {
@@ -291,12 +350,10 @@ impl<R: Records> Run<'_, R> {
     }
 
     fn set(&mut self, key: &Name, new: Option<Stored>) -> Result<(), R::Error> {
-        let old = self.records.get(key)?;
-        if old.is_none() && new.is_none() {
-            return Ok(());
+        let old = self.records.set(key, new.clone())?;
+        if old.is_some() || new.is_some() {
+            self.effects.changes.push(Change::Record { key: key.clone(), old, new });
         }
-        self.records.set(key, new.clone())?;
-        self.effects.changes.push(Change::Record { key: key.clone(), old, new });
         Ok(())
     }
 

@@ -47,12 +47,11 @@ impl Records for Map {
         Ok(self.0.get(key).cloned())
     }
 
-    fn set(&mut self, key: &Name, record: Option<Stored>) -> Result<(), Infallible> {
-        match record {
+    fn set(&mut self, key: &Name, record: Option<Stored>) -> Result<Option<Stored>, Infallible> {
+        Ok(match record {
             Some(record) => self.0.insert(key.clone(), record),
             None => self.0.remove(key),
-        };
-        Ok(())
+        })
     }
 }
 
@@ -104,7 +103,7 @@ impl Model {
             for change in effects.changes.into_iter().rev() {
                 match change {
                     Change::Record { key, old, .. } => {
-                        let Ok(()) = self.records.set(&key, old);
+                        let Ok(_) = self.records.set(&key, old);
                     }
                     Change::Member { index, member, old, .. } => {
                         self.books.set(&index, &member, old);
