@@ -1,6 +1,8 @@
 //! The model store against a reference that shares nothing with it: plain lists, written straight
 //! from the port's documentation. Random reads and commits, compared call by call.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;

@@ -6,9 +6,20 @@
 //! **Records and logs are on disk; indexes answer from memory** and are rebuilt on opening from a
 //! persisted entry each. **The meaning of a read and of a commit is the core's**
 //! ([`leasehold_core::store::engine`]); this crate only keeps what it says.
+//!
+//! Reading order: `store` (a group of calls, from memory to disk), `shelf` (records, through what the
+//! group has changed of them), `format` (what the bytes mean), `open`, `folder`, `clock`, `thread`.
 
+mod clock;
+mod folder;
+mod format;
+mod open;
+mod shelf;
 mod store;
+#[cfg(test)]
+mod tests;
 mod thread;
 
-pub use store::{DiskStore, OpenError, Options};
+pub use folder::OpenError;
+pub use store::{DiskStore, Options};
 pub use thread::{Event, Handle, spawn};

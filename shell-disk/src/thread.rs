@@ -15,7 +15,7 @@ const GROUP_OPS: usize = 1_024;
 /// Bytes to be written in one group, unless a single commit is larger.
 const GROUP_BYTES: usize = 16 * 1024 * 1024;
 /// Groups between two steps of housekeeping while the store is busy.
-const BUSY_GROUPS: u32 = 64;
+const BUSY_GROUPS: u32 = 16;
 /// Wait before a step of housekeeping while the store is idle.
 const IDLE: Duration = Duration::from_millis(250);
 
@@ -111,8 +111,9 @@ fn run(
     sentinel: &Sentinel,
 ) {
     let mut groups = 0;
+    let mut more = false;
     loop {
-        match receiver.recv_timeout(IDLE) {
+        match receiver.recv_timeout(if more { Duration::ZERO } else { IDLE }) {
             Ok(first) => {
                 let group = gather(first, receiver);
                 // A read that comes before every commit does not wait for their sync.
@@ -139,10 +140,10 @@ fn run(
                 groups += 1;
                 if groups >= BUSY_GROUPS {
                     groups = 0;
-                    store.tidy();
+                    more = store.tidy();
                 }
             }
-            Err(RecvTimeoutError::Timeout) => store.tidy(),
+            Err(RecvTimeoutError::Timeout) => more = store.tidy(),
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if let Some(why) = store.poisoned() {

@@ -20,7 +20,7 @@ pub const STEP: u64 = 100;
 pub struct Rng(pub u64);
 
 impl Rng {
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -29,7 +29,7 @@ impl Rng {
 
     /// From 0 to n - 1.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
+        self.draw() % n.max(1)
     }
 
     fn many<T>(&mut self, most: u64, mut one: impl FnMut(&mut Rng) -> T) -> Vec<T> {
@@ -101,7 +101,7 @@ fn bytes(r: &mut Rng) -> Bytes {
         1 => 5_000,
         _ => 1 + r.below(20),
     };
-    Bytes::from((0..len).map(|_| r.next() as u8).collect::<Vec<u8>>())
+    Bytes::from((0..len).map(|_| r.draw() as u8).collect::<Vec<u8>>())
 }
 
 fn guard(r: &mut Rng) -> Guard {

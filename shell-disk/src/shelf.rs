@@ -1,0 +1,211 @@
+//! Records on disk, seen through what the present group of commits has changed of them.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use fjall::{Keyspace, OwnedWriteBatch};
+use leasehold_core::Name;
+use leasehold_core::store::Clock;
+use leasehold_core::store::engine::{Head, Records, Stored};
+
+use crate::format::{APART, decode_record, encode_record, expiry_key};
+
+/// Why a record could not be read.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    Engine(fjall::Error),
+    /// Bytes that this format does not know.
+    Undecodable(Name),
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Broken::Engine(error) => write!(f, "{error}"),
+            Broken::Undecodable(key) => write!(f, "what is stored under {key} cannot be decoded"),
+        }
+    }
+}
+
+impl From<fjall::Error> for Broken {
+    fn from(error: fjall::Error) -> Self {
+        Broken::Engine(error)
+    }
+}
+
+pub(crate) struct Shelf {
+    pub records: Keyspace,
+    pub bytes: Keyspace,
+    pub small: Keyspace,
+    /// What the group has looked at or changed. Emptied with every group.
+    group: RefCell<HashMap<Name, Slot>>,
+    changed: bool,
+}
+
+#[derive(Clone)]
+struct Slot {
+    /// As the group sees it.
+    now: Option<Item>,
+    /// As it is on disk.
+    disk: Option<Head>,
+    change: Change,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    None,
+    Frame,
+    Whole,
+}
+
+#[derive(Clone)]
+struct Item {
+    head: Head,
+    /// `None`: apart, and as they are on disk.
+    bytes: Option<Bytes>,
+}
+
+fn apart(head: &Head) -> bool {
+    head.len > APART
+}
+
+impl Shelf {
+    pub(crate) fn new(records: Keyspace, bytes: Keyspace, small: Keyspace) -> Self {
+        Shelf { records, bytes, small, group: RefCell::default(), changed: false }
+    }
+
+    fn load(&self, key: &Name) -> Result<Option<Item>, Broken> {
+        let Some(value) = self.records.get(&**key)? else { return Ok(None) };
+        let (head, bytes) = decode_record(&value.into()).ok_or_else(|| Broken::Undecodable(key.clone()))?;
+        Ok(Some(Item { head, bytes }))
+    }
+
+    fn whole(&self, key: &Name, item: Item) -> Result<Stored, Broken> {
+        let Head { version, at, expiry, len } = item.head;
+        let bytes = match item.bytes {
+            Some(bytes) => bytes,
+            None => {
+                let bytes = self.bytes.get(&**key)?.map(Bytes::from);
+                bytes.filter(|b| b.len() == len).ok_or_else(|| Broken::Undecodable(key.clone()))?
+            }
+        };
+        Ok(Stored { version, at, expiry, bytes })
+    }
+
+    /// Does something with what the group sees under a key.
+    fn with<T>(&self, key: &Name, f: impl FnOnce(&mut Slot) -> T) -> Result<T, Broken> {
+        let mut group = self.group.borrow_mut();
+        if let Some(slot) = group.get_mut(key) {
+            return Ok(f(slot));
+        }
+        let now = self.load(key)?;
+        let disk = now.as_ref().map(|i| i.head);
+        let mut slot = Slot { now, disk, change: Change::None };
+        let result = f(&mut slot);
+        group.insert(key.clone(), slot);
+        Ok(result)
+    }
+
+    /// What is on disk under a key; only between groups.
+    pub(crate) fn head_on_disk(&self, key: &Name) -> Result<Option<Head>, Broken> {
+        Ok(self.load(key)?.map(|i| i.head))
+    }
+
+    /// Whether the group has changed any record.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.changed
+    }
+
+    /// Forgets the group.
+    pub(crate) fn clear(&mut self) {
+        self.changed = false;
+        let group = self.group.get_mut();
+        group.clear();
+        group.shrink_to(4_096);
+    }
+
+    /// Adds the group's changes, one write for each key, and tells each new expiry.
+    pub(crate) fn write(&mut self, batch: &mut OwnedWriteBatch, mut expires: impl FnMut(Clock)) {
+        self.changed = false;
+        for (key, slot) in self.group.get_mut().drain() {
+            if slot.change == Change::None {
+                continue;
+            }
+            let had_apart = slot.disk.as_ref().is_some_and(apart);
+            let Some(item) = slot.now else {
+                if slot.disk.is_some() {
+                    remove(&self.records, &self.bytes, batch, &key, had_apart);
+                }
+                continue;
+            };
+            let separate = apart(&item.head);
+            let inline = item.bytes.as_deref().filter(|_| !separate);
+            batch.insert(&self.records, key.to_bytes(), encode_record(&item.head, inline));
+            match item.bytes {
+                Some(bytes) if separate && slot.change == Change::Whole => {
+                    batch.insert(&self.bytes, key.to_bytes(), bytes)
+                }
+                _ if had_apart && !separate => batch.remove(&self.bytes, key.to_bytes()),
+                _ => {}
+            }
+            if let Some(expiry) = item.head.expiry
+                && slot.disk.is_none_or(|d| d.expiry != Some(expiry))
+            {
+                batch.insert(&self.small, expiry_key(expiry, &key), Bytes::new());
+                expires(expiry);
+            }
+        }
+    }
+}
+
+/// Deletes a record.
+pub(crate) fn remove(records: &Keyspace, bytes: &Keyspace, batch: &mut OwnedWriteBatch, key: &Name, separate: bool) {
+    batch.remove(records, key.to_bytes());
+    if separate {
+        batch.remove(bytes, key.to_bytes());
+    }
+}
+
+pub(crate) fn is_apart(head: &Head) -> bool {
+    apart(head)
+}
+
+impl Records for Shelf {
+    type Error = Broken;
+
+    fn get(&self, key: &Name) -> Result<Option<Stored>, Broken> {
+        let seen = self.group.borrow().get(key).map(|slot| slot.now.clone());
+        let item = match seen {
+            Some(item) => item,
+            None => self.load(key)?,
+        };
+        item.map(|item| self.whole(key, item)).transpose()
+    }
+
+    fn head(&self, key: &Name) -> Result<Option<Head>, Broken> {
+        self.with(key, |slot| slot.now.as_ref().map(|i| i.head))
+    }
+
+    fn set(&mut self, key: &Name, record: Option<Stored>) -> Result<Option<Stored>, Broken> {
+        self.changed |= self.with(key, |slot| {
+            if slot.now.is_none() && record.is_none() {
+                return false;
+            }
+            slot.now = record.map(|r| Item { head: r.head(), bytes: Some(r.bytes) });
+            slot.change = Change::Whole;
+            true
+        })?;
+        Ok(None)
+    }
+
+    fn expire(&mut self, key: &Name, expiry: Option<Clock>) -> Result<Option<(Stored, Stored)>, Broken> {
+        self.changed |= self.with(key, |slot| {
+            let Some(item) = &mut slot.now else { return false };
+            item.head.expiry = expiry;
+            slot.change = slot.change.max(Change::Frame);
+            true
+        })?;
+        Ok(None)
+    }
+}
