@@ -1,6 +1,15 @@
 //! One server process as a state machine.
 
+mod batch;
+mod breaker;
+mod clock;
+mod polls;
+mod step;
+pub(crate) mod task;
+
 use alloc::vec::Vec;
+
+pub use step::Replica;
 
 use crate::name::Name;
 use crate::request::{Outcome, Request, RequestId};
@@ -180,33 +189,4 @@ pub struct Stats {
     pub breaker_open: bool,
     pub newer_format: bool,
     pub draining: bool,
-}
-
-/// The replica.
-#[derive(Clone, Debug)]
-pub struct Replica {
-    stats: Stats,
-}
-
-impl Replica {
-    /// A replica that has just started; its first act will be a read. Two replicas, or two starts
-    /// of one, need different seeds.
-    pub fn new(config: Config, seed: [u8; 32]) -> Self {
-        let _ = (config, seed);
-        Replica { stats: Stats::default() }
-    }
-
-    /// Takes one input. Total, deterministic, never blocks.
-    pub fn step(&mut self, now: Now, input: Input, out: &mut Outputs) {
-        let _ = (now, input, out);
-    }
-
-    /// When the next [`Input::Timer`] is wanted; `None` never happens after the first step.
-    pub fn next_timer(&self) -> Option<Now> {
-        None
-    }
-
-    pub fn stats(&self) -> Stats {
-        self.stats
-    }
 }

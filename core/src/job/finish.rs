@@ -1,0 +1,189 @@
+//! Ending an attempt on the worker's word: complete, fail, release.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::attempt::{self, Cause, Running};
+use super::lease;
+use super::look::job_of;
+use super::moves::{self, Ending, Home, put};
+use super::record::{AttemptEnd, AttemptRecord, History, Job, Status, encode_content};
+use super::{check, view};
+use crate::failure::Failure;
+use crate::ids::Token;
+use crate::limits;
+use crate::replica::task::{Cx, Evidence, EvidenceKind, Next, Operation, Plan, applied, decode_record};
+use crate::request::{Complete, Fail, Held, Response};
+use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, Snapshot, keys};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Finish {
+    how: How,
+    /// What is answered once the transaction has been applied.
+    decided: Option<Response>,
+}
+
+#[derive(Clone, Debug)]
+enum How {
+    Complete(Box<Complete>),
+    Fail(Box<Fail>),
+    Release(Held),
+}
+
+impl Finish {
+    pub fn complete(asked: Box<Complete>) -> Result<Finish, Failure> {
+        check::content("result", asked.result.as_ref())?;
+        Ok(Finish { how: How::Complete(asked), decided: None })
+    }
+
+    pub fn fail(mut asked: Box<Fail>) -> Result<Finish, Failure> {
+        check::within("retry_in_ms", asked.retry_in_ms, 0, limits::DURATION_MS_MAX)?;
+        asked.error = core::mem::take(&mut asked.error).cut();
+        Ok(Finish { how: How::Fail(asked), decided: None })
+    }
+
+    pub fn release(held: Held) -> Finish {
+        Finish { how: How::Release(held), decided: None }
+    }
+
+    fn held(&self) -> &Held {
+        match &self.how {
+            How::Complete(c) => &c.held,
+            How::Fail(f) => &f.held,
+            How::Release(h) => h,
+        }
+    }
+
+    /// The first answer again, if the attempt with this token ended in the same way.
+    fn repeated(&self, attempt: &AttemptRecord, ended: Option<Status>) -> Option<Response> {
+        match (&self.how, attempt.outcome) {
+            (How::Complete(_), AttemptEnd::Succeeded) => Some(Response::Completed),
+            (How::Fail(_), AttemptEnd::Failed) => {
+                let status = ended.unwrap_or(Status::Retrying);
+                Some(Response::Failed { status, run_at: attempt.run_at })
+            }
+            (How::Release(_), AttemptEnd::Released) => Some(Response::Released),
+            _ => None,
+        }
+    }
+
+    /// What a token that is not the present one is told.
+    fn late(&self, job: &Job, history: Option<&History>, token: Option<Token>) -> Next {
+        let Some(token) = token else { return Next::fail(Failure::LeaseLost) };
+        let last = job.end.as_ref().and_then(|e| Some((e.attempt.as_ref()?, e.status)));
+        if let Some((attempt, status)) = last
+            && attempt.token == token
+            && let Some(first) = self.repeated(attempt, Some(status))
+        {
+            return Next::ok(first);
+        }
+        if let Some(attempt) = history.and_then(|h| h.by_token(token))
+            && let Some(first) = self.repeated(attempt, None)
+        {
+            return Next::ok(first);
+        }
+        match view::cancelled_under(job, token) {
+            true => Next::fail(Failure::JobCancelled),
+            false => Next::fail(Failure::LeaseLost),
+        }
+    }
+
+    fn count(&self, cx: &mut Cx<'_>) {
+        match (&self.how, &self.decided) {
+            (How::Complete(_), _) => cx.stats.completed += 1,
+            (How::Fail(_), _) => cx.stats.failed += 1,
+            (How::Release(_), _) => cx.stats.released += 1,
+        }
+        if matches!(self.decided, Some(Response::Failed { status: Status::Dead, .. })) {
+            cx.stats.dead += 1;
+        }
+    }
+}
+
+impl Operation for Finish {
+    fn start(&mut self, _: &mut Cx<'_>) -> Next {
+        self.decided = None;
+        let id = self.held().job;
+        let mut records = vec![keys::job(id), keys::lease(id)];
+        if !matches!(self.how, How::Complete(_)) {
+            records.push(keys::history(id));
+        }
+        Next::Read(Read { records, ..Read::default() })
+    }
+
+    fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
+        let held = self.held();
+        let (id, token) = (held.job, held.token);
+        let mut records = snapshot.records.iter();
+        let main = records.next().unwrap_or(&Record::Absent);
+        let (version, job) = match job_of(main, &held.tenant) {
+            Ok(found) => found,
+            Err(failure) => return Next::fail(failure),
+        };
+        let lease = records.next().unwrap_or(&Record::Absent);
+        let history: Option<History> =
+            records.next().and_then(|r| decode_record(r).ok().flatten()).map(|(_, h)| h);
+        let Some(current) = lease::present(token, lease) else { return self.late(&job, history.as_ref(), token) };
+        let granted = current.granted;
+        let clock = snapshot.clock;
+        let guards = vec![Guard::At(keys::lease(id), granted.version)];
+
+        let (txns, own, grows, decided) = match &self.how {
+            How::Complete(asked) => {
+                let mut leave = moves::leave_running(id, Home::from(&job));
+                let mut grows = false;
+                let own = cx.make.version();
+                if let Some(result) = &asked.result {
+                    // Results that could fill a store must not pass as what drains it.
+                    grows = result.data.len() > limits::RESULT_INLINE;
+                    let expiry = Expiry::Clock(job.policy.retention_ms.saturating_mul(limits::MILLI));
+                    leave.push(put(keys::result(id), own, encode_content(result), expiry));
+                }
+                let ending = Ending {
+                    status: Status::Succeeded,
+                    reason: None,
+                    attempt: Some(lease::attempt(&job, Some(&granted), AttemptEnd::Succeeded, clock, None)),
+                    attempts: job.attempts.saturating_add(1),
+                    deliveries: job.deliveries.saturating_add(1),
+                };
+                let txns = moves::end(id, &job, version, own, clock, &ending, guards, leave, cx);
+                (txns, own, grows, Response::Completed)
+            }
+            How::Fail(_) | How::Release(_) => {
+                let cause = match &self.how {
+                    How::Fail(asked) => Cause {
+                        end: AttemptEnd::Failed,
+                        error: Some(asked.error.clone()),
+                        retryable: asked.retryable,
+                        retry_in_ms: asked.retry_in_ms,
+                    },
+                    _ => Cause::of(AttemptEnd::Released),
+                };
+                let history = history.unwrap_or_default();
+                let running = Running { id, job: &job, version, granted: Some(&granted), history };
+                let d = attempt::end(running, &cause, clock, guards, cx);
+                let decided = match &self.how {
+                    How::Fail(_) => Response::Failed { status: d.status, run_at: d.run_at },
+                    _ => Response::Released,
+                };
+                (d.drafts, d.own, false, decided)
+            }
+        };
+        self.decided = Some(decided);
+        let evidence = Evidence { key: keys::job(id), own, found: Some(version), kind: EvidenceKind::Job };
+        Next::Commit(Plan { txns, grows, evidence: Some(evidence) })
+    }
+
+    fn answered(&mut self, clock: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
+        if applied(&answers) { self.settled(clock, cx) } else { self.start(cx) }
+    }
+
+    fn settled(&mut self, _: Clock, cx: &mut Cx<'_>) -> Next {
+        self.count(cx);
+        match self.decided.take() {
+            Some(response) => Next::ok(response),
+            None => Next::fail(Failure::OutcomeUnknown { retry_after_ms: 1_000 }),
+        }
+    }
+}

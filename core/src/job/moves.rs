@@ -1,0 +1,238 @@
+//! The writes that several transitions share: leaving a place, ending, being lost.
+//!
+//! An ending that touches the idempotency key is guarded by the key's version. Where that guard
+//! does not hold, the key is not this job's any more, and the same ending without the key is right;
+//! both are sent, the second is refused if the first was applied.
+
+use alloc::string::{String, ToString as _};
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::record::{AttemptRecord, Class, End, Job, Lease, Status};
+use crate::event::{Event, Item, Kind};
+use crate::ids::JobId;
+use crate::limits;
+use crate::name::Name;
+use crate::replica::task::{Cx, Draft};
+use crate::store::{Clock, Expiry, Guard, Record, ScoreAt, Value, Version, Write, keys};
+
+/// Where a job is at home: what its index names are made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home<'a> {
+    pub tenant: &'a str,
+    pub queue: &'a str,
+    pub class: Class,
+}
+
+impl<'a> From<&'a Job> for Home<'a> {
+    fn from(job: &'a Job) -> Self {
+        Home { tenant: &job.tenant, queue: &job.queue, class: job.class }
+    }
+}
+
+impl<'a> From<&'a Lease> for Home<'a> {
+    fn from(lease: &'a Lease) -> Self {
+        Home { tenant: &lease.tenant, queue: &lease.queue, class: lease.class }
+    }
+}
+
+impl Home<'_> {
+    /// The index of the home's jobs in that status.
+    pub fn index(&self, status: Status) -> Name {
+        keys::status(self.tenant, self.queue, self.class, status)
+    }
+
+    pub fn topic(&self) -> Name {
+        keys::topic_queue(self.tenant, self.queue)
+    }
+
+    pub fn event(&self, kind: Kind, job: JobId, worker: Option<&str>, reason: Option<&str>) -> Write {
+        let event = Event {
+            kind,
+            job,
+            queue: self.queue.into(),
+            class: Some(self.class),
+            worker: worker.map(String::from),
+            reason: reason.map(String::from),
+        };
+        Write::Append { log: keys::audit(self.tenant), bytes: Item::One(event).encode() }
+    }
+}
+
+pub(crate) fn add(index: Name, member: &Name, score: ScoreAt) -> Write {
+    Write::Add { index, member: member.clone(), score, raise: false }
+}
+
+pub(crate) fn remove(index: Name, member: &Name) -> Write {
+    Write::Remove { index, member: member.clone() }
+}
+
+pub(crate) fn put(key: Name, version: Version, bytes: bytes::Bytes, expiry: Expiry) -> Write {
+    Write::Put { key, version, value: Value::Bytes(bytes), expiry }
+}
+
+/// That the record is still as it was read, whether there or not.
+pub(crate) fn as_read(key: Name, record: &Record) -> Guard {
+    match record.version() {
+        Some(version) => Guard::At(key, version),
+        None => Guard::Absent(key),
+    }
+}
+
+/// The writes by which a running job leaves that state.
+pub(crate) fn leave_running(id: JobId, home: Home<'_>) -> Vec<Write> {
+    let member = keys::member(id);
+    vec![
+        Write::Delete(keys::lease(id)),
+        Write::Delete(keys::progress(id)),
+        remove(home.index(Status::Running), &member),
+        remove(keys::LEASES, &member),
+    ]
+}
+
+/// The writes by which a job without a lease leaves whatever live place it is in. It names them all,
+/// so that no guard has to know which it is, nor whether a lease record was evicted.
+pub(crate) fn leave_waiting(id: JobId, home: Home<'_>) -> Vec<Write> {
+    let member = keys::member(id);
+    let mut writes: Vec<Write> = Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)).collect();
+    writes.extend([keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)));
+    writes
+}
+
+/// The job's record after an attempt that did not end it.
+pub(crate) fn put_job(id: JobId, job: &Job, own: Version) -> Write {
+    put(keys::job(id), own, crate::codec::encode(job), Expiry::Never)
+}
+
+/// How a life ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub status: Status,
+    pub reason: Option<String>,
+    pub attempt: Option<AttemptRecord>,
+    /// Counted attempts and claims at the end.
+    pub attempts: u32,
+    pub deliveries: u32,
+}
+
+/// How long an ended job's main record lives, in microseconds.
+pub(crate) fn kept(job: &Job, status: Status) -> u64 {
+    let retention = job.policy.retention_ms;
+    let key = match status {
+        Status::Succeeded if job.key.is_some() => job.policy.key_ttl_ms.unwrap_or(retention),
+        _ => 0,
+    };
+    retention.max(key).saturating_mul(limits::MILLI).max(limits::STUB)
+}
+
+/// The transactions that end a job: `guards` and `leave` are the caller's; `own` is the version of
+/// the record put. One or two alternatives, see the module's text.
+#[expect(clippy::too_many_arguments)]
+pub(crate) fn end(
+    id: JobId,
+    job: &Job,
+    version: Version,
+    own: Version,
+    clock: Clock,
+    ending: &Ending,
+    guards: Vec<Guard>,
+    leave: Vec<Write>,
+    cx: &mut Cx<'_>,
+) -> Vec<Draft> {
+    let home = Home::from(job);
+    let kept = kept(job, ending.status);
+    let retention = job.policy.retention_ms.saturating_mul(limits::MILLI);
+    let mut ended = job.clone();
+    ended.attempts = ending.attempts;
+    ended.deliveries = ending.deliveries;
+    ended.trail = job.trail.after(version);
+    ended.end = Some(End {
+        status: ending.status,
+        at: clock,
+        reason: ending.reason.clone(),
+        attempt: ending.attempt.clone(),
+    });
+    let index = home.index(ending.status);
+    let kind = match ending.status {
+        Status::Succeeded => Kind::Succeeded,
+        Status::Cancelled => Kind::Cancelled,
+        Status::Expired => Kind::Expired,
+        _ => Kind::Dead,
+    };
+    let worker = ending.attempt.as_ref().map(|a| a.worker.as_str());
+
+    let mut writes = leave;
+    writes.extend([
+        put(keys::job(id), own, crate::codec::encode(&ended), Expiry::Clock(kept)),
+        Write::Expire(keys::payload(id), Expiry::Clock(retention)),
+        Write::Expire(keys::history(id), Expiry::Clock(kept)),
+        add(index.clone(), &keys::member(id), ScoreAt::Clock(kept)),
+        home.event(kind, id, worker, ending.reason.as_deref()),
+    ]);
+    // What a job leaves behind is cleared away by the jobs that end after it.
+    *cx.trims.entry(index).or_default() += 2;
+
+    let mut guards = guards;
+    guards.push(Guard::At(keys::job(id), version));
+    let plain = Draft::new(guards, writes);
+    match &job.key {
+        None => vec![plain],
+        Some((key, key_version)) => {
+            let key = keys::key(&job.tenant, key);
+            let mut with_key = plain.clone();
+            with_key.guards.push(Guard::At(key.clone(), *key_version));
+            with_key.writes.push(match ending.status {
+                Status::Succeeded => {
+                    let ttl = job.policy.key_ttl_ms.unwrap_or(job.policy.retention_ms);
+                    Write::Expire(key, Expiry::Clock(ttl.saturating_mul(limits::MILLI)))
+                }
+                _ => Write::Delete(key),
+            });
+            vec![with_key, plain]
+        }
+    }
+}
+
+/// A member whose job's record has vanished: everything that may still name it goes, and it is told.
+/// `home` is where it was met, if that is known; `guards` make a second application do nothing.
+pub(crate) fn lost(id: JobId, home: Option<Home<'_>>, met_in: &[Name], mut guards: Vec<Guard>) -> Draft {
+    let member = keys::member(id);
+    guards.push(Guard::Absent(keys::job(id)));
+    let mut writes: Vec<Write> =
+        [keys::lease(id), keys::progress(id), keys::payload(id), keys::result(id), keys::history(id)]
+            .into_iter()
+            .map(Write::Delete)
+            .collect();
+    writes.extend([keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)));
+    writes.extend(met_in.iter().map(|index| remove(index.clone(), &member)));
+    if let Some(home) = home {
+        writes.extend(Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)));
+        writes.push(home.event(Kind::Lost, id, None, None));
+    } else {
+        let event =
+            Event { kind: Kind::Lost, job: id, queue: String::new(), class: None, worker: None, reason: None };
+        writes.push(Write::Append { log: keys::audit("default"), bytes: Item::One(event).encode() });
+    }
+    Draft::new(guards, writes)
+}
+
+/// A job whose record cannot be read leaves every index that is known, and stands in quarantine. The
+/// record stays as it is.
+pub(crate) fn quarantine(id: JobId, home: Option<Home<'_>>, record: &Record, mut guards: Vec<Guard>) -> Draft {
+    let member = keys::member(id);
+    guards.push(as_read(keys::job(id), record));
+    let mut writes: Vec<Write> =
+        [keys::lease(id), keys::progress(id)].into_iter().map(Write::Delete).collect();
+    writes.extend([keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)));
+    if let Some(home) = home {
+        writes.extend(Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)));
+        writes.push(home.event(Kind::Quarantined, id, None, None));
+    }
+    writes.push(add(keys::QUARANTINE, &member, ScoreAt::Clock(0)));
+    Draft::new(guards, writes)
+}
+
+/// The worker's name in a lease, or nothing when the lease has vanished.
+pub(crate) fn worker_of(lease: Option<&Lease>) -> String {
+    lease.map(|l| l.worker.to_string()).unwrap_or_default()
+}

@@ -1,0 +1,409 @@
+//! The scrub: walks all records slowly and puts back index entries that were lost; walks the indexes
+//! and removes members whose records are gone.
+//!
+//! Where a job belongs that stands nowhere: with a lease it is running; due later it is scheduled or
+//! retrying; else it is queued, at its due.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use bytes::Bytes;
+
+use super::lease::Granted;
+use super::look::derived;
+use super::moves::{self, Home, add, as_read, remove};
+use super::record::{Class, Job, KeyRecord, Status};
+use crate::codec::Undecodable;
+use crate::event::Kind;
+use crate::ids::JobId;
+use crate::limits;
+use crate::name::Name;
+use crate::replica::Mark;
+use crate::replica::task::{Cx, Draft, Next, Operation, Plan, decode_record};
+use crate::request::Response;
+use crate::store::{
+    Answer, Clock, Guard, Place, Read, Record, Scan, Score, ScoreAt, Slice, Snapshot, Standing, UpTo, Write, keys,
+};
+
+/// Where the walks stand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    records: Option<Bytes>,
+    /// Queue (by its member in `names`), then the position in its live indexes.
+    queue: Option<(Score, Name)>,
+    index: usize,
+    after: Option<(Score, Name)>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scrub {
+    pub cursor: Cursor,
+    stage: Stage,
+    /// Jobs asked for by name, instead of a page of the walk.
+    only: Vec<JobId>,
+    ids: Vec<JobId>,
+    keys: Vec<Name>,
+    queue: Option<(String, String)>,
+    found: BTreeMap<JobId, Found>,
+    drafts: Vec<Draft>,
+    did: Vec<Mark>,
+}
+
+#[derive(Clone, Debug)]
+struct Found {
+    main: Record,
+    lease: Record,
+    job: Job,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Walk,
+    Records,
+    Places,
+    Ghosts,
+}
+
+impl Scrub {
+    pub fn page(cursor: Cursor) -> Scrub {
+        Scrub {
+            cursor,
+            stage: Stage::Walk,
+            only: Vec::new(),
+            ids: Vec::new(),
+            keys: Vec::new(),
+            queue: None,
+            found: BTreeMap::new(),
+            drafts: Vec::new(),
+            did: Vec::new(),
+        }
+    }
+
+    pub fn jobs(ids: Vec<JobId>) -> Scrub {
+        Scrub { only: ids, ..Scrub::page(Cursor::default()) }
+    }
+
+    fn records(&mut self) -> Next {
+        self.stage = Stage::Records;
+        let mut records = Vec::new();
+        for id in &self.ids {
+            records.push(keys::job(*id));
+            records.push(keys::lease(*id));
+        }
+        records.extend(self.keys.iter().cloned());
+        Next::Read(Read { records, ..Read::default() })
+    }
+
+    fn places(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) -> Next {
+        let (jobs, rest) = snapshot.records.split_at((self.ids.len() * 2).min(snapshot.records.len()));
+        let mut read = Read::default();
+        for (id, pair) in self.ids.clone().iter().zip(jobs.chunks(2)) {
+            let [main, lease] = pair else { continue };
+            match decode_record::<Job>(main) {
+                Ok(Some((_, job))) => {
+                    let member = keys::member(*id);
+                    let home = Home::from(&job);
+                    read.members.extend(Status::ALL.into_iter().map(|s| (home.index(s), member.clone())));
+                    read.members.extend([keys::LEASES, keys::DUE, keys::TTL].map(|i| (i, member.clone())));
+                    read.members.push((keys::NAMES, keys::queue_member(&job.tenant, &job.queue)));
+                    self.found.insert(*id, Found { main: main.clone(), lease: lease.clone(), job });
+                    // The places are judged against the records of the same moment.
+                    read.records.push(keys::job(*id));
+                    read.records.push(keys::lease(*id));
+                }
+                Ok(None) => self.orphan(*id, lease, cx),
+                Err(Undecodable::Newer) => cx.mark(Mark::NewerFormat),
+                Err(Undecodable::Corrupt) => {
+                    let granted = Granted::read(lease);
+                    let home = granted.as_ref().map(|g| Home::from(&g.lease));
+                    let mut guards = vec![as_read(keys::lease(*id), lease)];
+                    guards.push(Guard::Member(keys::QUARANTINE, keys::member(*id), Standing::Out));
+                    self.draft(moves::quarantine(*id, home, main, guards), Mark::JobQuarantined);
+                }
+            }
+        }
+        // Keys that name a job which is gone.
+        let mut named = Vec::new();
+        for (key, record) in self.keys.iter().zip(rest) {
+            if let Ok(Some((version, bound))) = decode_record::<KeyRecord>(record) {
+                named.push((key.clone(), version, bound.job));
+            }
+        }
+        for (key, version, job) in named {
+            let guards = vec![Guard::Absent(keys::job(job)), Guard::At(key.clone(), version)];
+            if !self.found.contains_key(&job) {
+                self.draft(Draft::new(guards, vec![Write::Delete(key)]), Mark::GhostRemoved);
+            }
+        }
+        if self.found.is_empty() {
+            return self.ghosts();
+        }
+        self.stage = Stage::Places;
+        Next::Read(read)
+    }
+
+    /// Companions of a main record that is gone.
+    fn orphan(&mut self, id: JobId, lease: &Record, _: &mut Cx<'_>) {
+        let granted = Granted::read(lease);
+        let home = granted.as_ref().map(|g| Home::from(&g.lease));
+        let guards = vec![as_read(keys::lease(id), lease)];
+        if lease.is_absent() {
+            let writes = [keys::progress(id), keys::payload(id), keys::result(id), keys::history(id)];
+            let writes = writes.into_iter().map(Write::Delete).collect();
+            self.drafts.push(Draft::new(vec![Guard::Absent(keys::job(id))], writes));
+            self.did.push(Mark::GhostRemoved);
+        } else {
+            self.draft(moves::lost(id, home, &[], guards), Mark::JobLost);
+        }
+    }
+
+    fn draft(&mut self, draft: Draft, mark: Mark) {
+        self.drafts.push(draft);
+        self.did.push(mark);
+    }
+
+    fn mend(&mut self, snapshot: &Snapshot) {
+        let found = core::mem::take(&mut self.found);
+        let per_job = Status::ALL.len() + 4;
+        let ids = self.ids.iter().filter(|id| found.contains_key(id));
+        let mut drafts = Vec::new();
+        for ((id, places), pair) in ids.zip(snapshot.members.chunks(per_job)).zip(snapshot.records.chunks(2)) {
+            let (Some(f), [main, lease]) = (found.get(id), pair) else { continue };
+            if main.version() != f.main.version() || lease.version() != f.lease.version() {
+                continue;
+            }
+            mend_job(*id, f, places, snapshot.clock, &mut drafts);
+        }
+        for draft in drafts {
+            self.draft(draft, Mark::JobReindexed);
+        }
+    }
+
+    /// A page of one queue's live indexes.
+    fn ghosts(&mut self) -> Next {
+        if !self.only.is_empty() {
+            return self.commit();
+        }
+        self.stage = Stage::Ghosts;
+        let names = Slice {
+            index: keys::NAMES,
+            after: self.cursor.queue.clone(),
+            up_to: UpTo::End,
+            limit: 1,
+            give: Vec::new(),
+        };
+        let mut slices = vec![names];
+        if let Some((tenant, queue)) = &self.queue {
+            slices.push(Slice {
+                index: live_index(tenant, queue, self.cursor.index),
+                after: self.cursor.after.clone(),
+                up_to: UpTo::End,
+                limit: limits::SCRUB_KEYS,
+                give: vec![keys::JOB, keys::LEASE],
+            });
+        }
+        Next::Read(Read { slices, ..Read::default() })
+    }
+
+    fn haunted(&mut self, snapshot: &Snapshot) -> Next {
+        let first = snapshot.slices.first().and_then(|s| s.first());
+        if self.queue.is_none() {
+            // The cursor stands before the queue to look at.
+            let Some((tenant, queue)) = first.and_then(|e| keys::queue_of(&e.member)) else {
+                self.cursor.queue = None;
+                return self.commit();
+            };
+            self.queue = Some((tenant, queue));
+            return self.ghosts();
+        }
+        let entries = snapshot.slices.get(1).map(Vec::as_slice).unwrap_or_default();
+        let Some((tenant, queue)) = self.queue.clone() else { return self.commit() };
+        let index = live_index(&tenant, &queue, self.cursor.index);
+        let mut drafts = Vec::new();
+        for entry in entries {
+            let (Some(id), [main, lease]) = (keys::job_of(&entry.member), &*entry.records) else { continue };
+            let home = keys::status_of(&index).map(|(_, _, class, _)| Home { tenant: &tenant, queue: &queue, class });
+            match decode_record::<Job>(main) {
+                Ok(None) => {
+                    let guards = vec![as_read(keys::lease(id), lease)];
+                    drafts.push((moves::lost(id, home, core::slice::from_ref(&index), guards), Mark::JobLost));
+                }
+                Ok(Some((version, job))) if job.end.is_some() => {
+                    let writes = vec![remove(index.clone(), &entry.member)];
+                    let draft = Draft::new(vec![Guard::At(keys::job(id), version)], writes);
+                    drafts.push((draft, Mark::GhostRemoved));
+                }
+                _ => {}
+            }
+        }
+        for (draft, mark) in drafts {
+            self.draft(draft, mark);
+        }
+        if entries.len() >= limits::SCRUB_KEYS {
+            self.cursor.after = entries.last().map(|e| (e.score, e.member.clone()));
+        } else {
+            self.cursor.after = None;
+            self.cursor.index += 1;
+            if self.cursor.index >= Status::LIVE.len() * Class::ALL.len() {
+                self.cursor.index = 0;
+                self.cursor.queue = first.map(|e| (e.score, e.member.clone()));
+            }
+        }
+        self.commit()
+    }
+
+    fn commit(&mut self) -> Next {
+        if self.drafts.is_empty() {
+            return Next::ok(Response::Ready);
+        }
+        Next::Commit(Plan::new(core::mem::take(&mut self.drafts)))
+    }
+}
+
+fn live_index(tenant: &str, queue: &str, at: usize) -> Name {
+    let class = Class::ALL.get(at / Status::LIVE.len()).copied().unwrap_or(Class::Batch);
+    let status = Status::LIVE.get(at % Status::LIVE.len()).copied().unwrap_or(Status::Queued);
+    Home { tenant, queue, class }.index(status)
+}
+
+/// The transactions that put back what one job lacks.
+fn mend_job(id: JobId, found: &Found, places: &[Option<Place>], clock: Clock, drafts: &mut Vec<Draft>) {
+    let Found { main, lease, job } = found;
+    let (Some(version), Some((statuses, rest))) = (main.version(), places.split_at_checked(Status::ALL.len())) else {
+        return;
+    };
+    let [leases, due, ttl, name] = rest else { return };
+    let home = Home::from(job);
+    let member = keys::member(id);
+    let as_it_is = || vec![Guard::At(keys::job(id), version), as_read(keys::lease(id), lease)];
+    let out = |index: Name| Guard::Member(index, member.clone(), Standing::Out);
+    let granted = Granted::read(lease);
+    let lease_end = granted.as_ref().map(|g| g.at.saturating_add(super::lease::length(&g.lease, job)));
+
+    if name.is_none() {
+        let index = keys::queue_member(&job.tenant, &job.queue);
+        let guards = vec![Guard::At(keys::job(id), version), Guard::Member(keys::NAMES, index, Standing::Out)];
+        drafts.push(Draft::new(guards, vec![super::submit::known(&job.tenant, &job.queue)]));
+    }
+    let put_back = |status: Status, score: Score, more: Vec<Write>| {
+        let mut guards = as_it_is();
+        guards.extend(Status::ALL.into_iter().map(|s| out(home.index(s))));
+        let mut writes = vec![add(home.index(status), &member, ScoreAt::Number(score))];
+        writes.extend(more);
+        writes.push(home.event(Kind::Reindexed, id, None, None));
+        if status == Status::Queued {
+            writes.push(Write::Notify(home.topic()));
+        }
+        Draft::new(guards, writes)
+    };
+    let stands = Status::ALL.into_iter().zip(statuses).find_map(|(s, p)| p.map(|p| (s, p)));
+    if let Some(end) = &job.end {
+        if stands.is_none() && !job.deleted {
+            let Record::Present { expiry, .. } = main else { return };
+            drafts.push(put_back(end.status, expiry.unwrap_or(clock), Vec::new()));
+        }
+        return;
+    }
+    let waits = |score: Score| add(keys::DUE, &member, ScoreAt::Number(score));
+    match stands {
+        None => {
+            let status = derived(job, granted.is_some(), clock);
+            let more = match status {
+                Status::Running if leases.is_none() => lease_end
+                    .map(|end| add(keys::LEASES, &member, ScoreAt::Number(end)))
+                    .into_iter()
+                    .collect(),
+                Status::Scheduled | Status::Retrying => vec![waits(job.due)],
+                _ => Vec::new(),
+            };
+            drafts.push(put_back(status, job.due, more));
+        }
+        Some((Status::Running, _)) if leases.is_none() => {
+            // Without its entry it would never be reclaimed. Without its lease it is reclaimed now.
+            let mut guards = as_it_is();
+            guards.push(out(keys::LEASES));
+            let writes = vec![
+                add(keys::LEASES, &member, ScoreAt::Number(lease_end.unwrap_or(clock))),
+                home.event(Kind::Reindexed, id, None, None),
+            ];
+            drafts.push(Draft::new(guards, writes));
+        }
+        Some((Status::Scheduled | Status::Retrying, place)) if due.is_none() => {
+            let mut guards = as_it_is();
+            guards.push(out(keys::DUE));
+            let writes = vec![waits(place.score), home.event(Kind::Reindexed, id, None, None)];
+            drafts.push(Draft::new(guards, writes));
+        }
+        Some((Status::Queued | Status::Scheduled, _)) if ttl.is_none() && job.deliveries == 0 => {
+            if let Some(ms) = job.policy.queue_ttl_ms {
+                let mut guards = as_it_is();
+                guards.push(out(keys::TTL));
+                let deadline = job.born.saturating_add(ms.saturating_mul(limits::MILLI));
+                let writes = vec![
+                    add(keys::TTL, &member, ScoreAt::Number(deadline)),
+                    home.event(Kind::Reindexed, id, None, None),
+                ];
+                drafts.push(Draft::new(guards, writes));
+            }
+        }
+        Some(_) => {}
+    }
+}
+
+/// The job that a record's key names.
+fn id_in(key: &Name) -> Option<JobId> {
+    let (prefix, id) = key.as_str()?.split_once('/')?;
+    ["job", "lease", "progress", "payload", "result", "history"].contains(&prefix).then(|| id.parse().ok())?
+}
+
+impl Operation for Scrub {
+    fn start(&mut self, _: &mut Cx<'_>) -> Next {
+        self.stage = Stage::Walk;
+        self.found.clear();
+        self.drafts.clear();
+        self.did.clear();
+        if !self.only.is_empty() {
+            self.ids = self.only.clone();
+            return self.records();
+        }
+        let scan = Scan { cursor: self.cursor.records.clone(), limit: limits::SCRUB_KEYS };
+        Next::Read(Read { scan: Some(scan), ..Read::default() })
+    }
+
+    fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
+        match self.stage {
+            Stage::Walk => {
+                let page = snapshot.scan.unwrap_or_else(|| crate::store::ScanPage { keys: Vec::new(), cursor: None });
+                self.cursor.records = page.cursor;
+                let ids: BTreeSet<JobId> = page.keys.iter().filter_map(id_in).collect();
+                self.ids = ids.into_iter().collect();
+                self.keys = page.keys.into_iter().filter(|k| k.starts_with(b"key/")).collect();
+                if self.ids.is_empty() && self.keys.is_empty() { self.ghosts() } else { self.records() }
+            }
+            Stage::Records => self.places(&snapshot, cx),
+            Stage::Places => {
+                self.mend(&snapshot);
+                self.ghosts()
+            }
+            Stage::Ghosts => self.haunted(&snapshot),
+        }
+    }
+
+    fn answered(&mut self, _: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
+        for (mark, _) in self.did.iter().zip(&answers).filter(|(_, a)| matches!(a, Answer::Applied { .. })) {
+            match mark {
+                Mark::JobReindexed => cx.stats.reindexed += 1,
+                Mark::JobLost => cx.stats.lost += 1,
+                Mark::JobQuarantined => cx.stats.quarantined += 1,
+                _ => cx.stats.ghosts += 1,
+            }
+            cx.marks.push(*mark);
+        }
+        Next::ok(Response::Ready)
+    }
+
+    fn doubtful(&mut self, _: &mut Cx<'_>) -> Next {
+        Next::ok(Response::Ready)
+    }
+}

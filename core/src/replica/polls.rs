@@ -1,0 +1,80 @@
+//! Long polls that wait, and who is woken by what.
+//!
+//! A notification of a queue wakes the first who waits for it: if that claim was filled to its
+//! maximum there may be more, and the next is woken. So one submit costs one claim, not one for
+//! every waiting worker.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use super::Now;
+use super::task::TaskId;
+use crate::name::Name;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Polls {
+    waiting: BTreeMap<TaskId, (Vec<Name>, Now, u64)>,
+    topics: BTreeMap<Name, BTreeSet<(u64, TaskId)>>,
+    ends: BTreeSet<(Now, TaskId)>,
+    /// Gives each wait its turn.
+    order: u64,
+}
+
+impl Polls {
+    /// Waits until a topic is notified or `end` has come.
+    pub fn wait(&mut self, task: TaskId, topics: Vec<Name>, end: Now) {
+        self.order += 1;
+        for topic in &topics {
+            self.topics.entry(topic.clone()).or_default().insert((self.order, task));
+        }
+        self.ends.insert((end, task));
+        self.waiting.insert(task, (topics, end, self.order));
+    }
+
+    pub fn remove(&mut self, task: TaskId) -> bool {
+        let Some((topics, end, turn)) = self.waiting.remove(&task) else { return false };
+        self.ends.remove(&(end, task));
+        for topic in topics {
+            if let Some(waiters) = self.topics.get_mut(&topic) {
+                waiters.remove(&(turn, task));
+                if waiters.is_empty() {
+                    self.topics.remove(&topic);
+                }
+            }
+        }
+        true
+    }
+
+    /// Who has waited longest for the topic.
+    pub fn first(&self, topic: &Name) -> Option<TaskId> {
+        self.topics.get(topic)?.first().map(|w| w.1)
+    }
+
+    pub fn all(&self, topic: &Name) -> Vec<TaskId> {
+        self.topics.get(topic).map(|w| w.iter().map(|w| w.1).collect()).unwrap_or_default()
+    }
+
+    /// The first waiter of every topic: asked again once in a while, since a notification may be
+    /// lost.
+    pub fn scouts(&self) -> Vec<TaskId> {
+        let scouts: BTreeSet<TaskId> = self.topics.values().filter_map(|w| w.first()).map(|w| w.1).collect();
+        scouts.into_iter().collect()
+    }
+
+    /// Those whose wait is over.
+    pub fn ended(&self, now: Now) -> Vec<TaskId> {
+        self.ends.iter().take_while(|e| e.0 <= now).map(|e| e.1).collect()
+    }
+
+    pub fn everyone(&self) -> Vec<TaskId> {
+        self.waiting.keys().copied().collect()
+    }
+
+    pub fn next(&self) -> Option<Now> {
+        self.ends.first().map(|e| e.0)
+    }
+
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+}
