@@ -108,7 +108,8 @@ impl Player {
                 });
                 let outcome = self.world.submit(replica, s);
                 if let Ok(Response::Created(view) | Response::Existing(view)) = &outcome {
-                    self.jobs.entry(args["job"].into()).or_insert(view.id);
+                    let name = args.get("job").unwrap_or_else(|| panic!("{line}"));
+                    self.jobs.entry((*name).into()).or_insert(view.id);
                 }
                 self.say(outcome)
             }
@@ -127,13 +128,13 @@ impl Player {
                 match self.world.answer(replica, id) {
                     Some(outcome) => self.say(outcome),
                     None => {
-                        self.polls.insert(args["name"].into(), (replica, id));
+                        self.polls.insert((*args.get("name").unwrap_or_else(|| panic!("{line}"))).into(), (replica, id));
                         "waits".into()
                     }
                 }
             }
             "polled" => {
-                let (replica, id) = self.polls[args["name"]];
+                let (replica, id) = *self.polls.get(args["name"]).unwrap_or_else(|| panic!("{line}"));
                 match self.world.answer(replica, id) {
                     Some(outcome) => self.say(outcome),
                     None => "still waits".into(),
