@@ -98,8 +98,12 @@ impl Scrub {
     fn places(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) -> Next {
         let (jobs, rest) = snapshot.records.split_at((self.ids.len() * 2).min(snapshot.records.len()));
         let mut read = Read::default();
+        let mut known = BTreeSet::new();
         for (id, pair) in self.ids.clone().iter().zip(jobs.chunks(2)) {
             let [main, lease] = pair else { continue };
+            if !main.is_absent() {
+                known.insert(*id);
+            }
             match decode_record::<Job>(main) {
                 Ok(Some((_, job))) => {
                     let member = keys::member(*id);
@@ -112,7 +116,14 @@ impl Scrub {
                     read.records.push(keys::job(*id));
                     read.records.push(keys::lease(*id));
                 }
-                Ok(None) => self.orphan(*id, lease, cx),
+                Ok(None) if lease.is_absent() => {}
+                // A lease without its job, whose entry in `leases` may be lost as well.
+                Ok(None) => {
+                    let granted = Granted::read(lease);
+                    let home = granted.as_ref().map(|g| Home::from(&g.lease));
+                    self.draft(moves::lost(*id, home, &[], vec![as_read(keys::lease(*id), lease)]), Mark::JobLost);
+                }
+                Err(_) if main.is_unread() => {}
                 Err(Undecodable::Newer) => cx.mark(Mark::NewerFormat),
                 Err(Undecodable::Corrupt) => {
                     let granted = Granted::read(lease);
@@ -123,39 +134,27 @@ impl Scrub {
                 }
             }
         }
-        // Keys that name a job which is gone.
-        let mut named = Vec::new();
+        // Keys that name a job which is gone, and companions of a main record that is gone.
+        let mut gone = Vec::new();
         for (key, record) in self.keys.iter().zip(rest) {
-            if let Ok(Some((version, bound))) = decode_record::<KeyRecord>(record) {
-                named.push((key.clone(), version, bound.job));
+            let Some(version) = record.version() else { continue };
+            let job = match decode_record::<KeyRecord>(record) {
+                Ok(Some((_, bound))) if key.starts_with(b"key/") => Some(bound.job),
+                _ => id_in(key),
+            };
+            if let Some(job) = job.filter(|id| !known.contains(id)) {
+                gone.push((key.clone(), version, job));
             }
         }
-        for (key, version, job) in named {
+        for (key, version, job) in gone {
             let guards = vec![Guard::Absent(keys::job(job)), Guard::At(key.clone(), version)];
-            if !self.found.contains_key(&job) {
-                self.draft(Draft::new(guards, vec![Write::Delete(key)]), Mark::GhostRemoved);
-            }
+            self.draft(Draft::new(guards, vec![Write::Delete(key)]), Mark::GhostRemoved);
         }
         if self.found.is_empty() {
             return self.ghosts();
         }
         self.stage = Stage::Places;
         Next::Read(read)
-    }
-
-    /// Companions of a main record that is gone.
-    fn orphan(&mut self, id: JobId, lease: &Record, _: &mut Cx<'_>) {
-        let granted = Granted::read(lease);
-        let home = granted.as_ref().map(|g| Home::from(&g.lease));
-        let guards = vec![as_read(keys::lease(id), lease)];
-        if lease.is_absent() {
-            let writes = [keys::progress(id), keys::payload(id), keys::result(id), keys::history(id)];
-            let writes = writes.into_iter().map(Write::Delete).collect();
-            self.drafts.push(Draft::new(vec![Guard::Absent(keys::job(id))], writes));
-            self.did.push(Mark::GhostRemoved);
-        } else {
-            self.draft(moves::lost(id, home, &[], guards), Mark::JobLost);
-        }
     }
 
     fn draft(&mut self, draft: Draft, mark: Mark) {
@@ -378,7 +377,8 @@ impl Operation for Scrub {
                 self.cursor.records = page.cursor;
                 let ids: BTreeSet<JobId> = page.keys.iter().filter_map(id_in).collect();
                 self.ids = ids.into_iter().collect();
-                self.keys = page.keys.into_iter().filter(|k| k.starts_with(b"key/")).collect();
+                let others = |k: &Name| !k.starts_with(b"job/") && !k.starts_with(b"lease/");
+                self.keys = page.keys.into_iter().filter(others).collect();
                 if self.ids.is_empty() && self.keys.is_empty() { self.ghosts() } else { self.records() }
             }
             Stage::Records => self.places(&snapshot, cx),
