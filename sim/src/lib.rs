@@ -1,1 +1,26 @@
+//! # Leasehold's simulator
+//!
+//! N replicas, their clients, workers and clocks, and the model store, in one thread, from one seed,
+//! with faults between all of them; and an oracle that holds every commit and every answer to the
+//! promises of DESIGN.md §4. Any seed replays its run, bit for bit.
+//!
+//! Reading order: [`setup`] (what a seed draws), [`world`] (the event loop), [`replicas`], [`links`] and
+//! [`store`] (what happens to what a replica says), [`faults`], [`clients`] and [`workers`] (the load),
+//! [`oracle`] (what must hold), [`liveness`] (the phases of a run), [`scenarios`] (scripted worlds).
 
+pub mod calls;
+pub mod choices;
+pub mod clients;
+pub mod faults;
+pub mod fold;
+pub mod links;
+pub mod liveness;
+pub mod oracle;
+pub mod plan;
+pub mod replicas;
+pub mod report;
+pub mod scenarios;
+pub mod setup;
+pub mod store;
+pub mod workers;
+pub mod world;

@@ -1,1 +1,223 @@
-fn main() {}
+//! `sim`: runs seeds.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use sim::plan::{self, Plan};
+use sim::report::{self, Outcome, Soak};
+
+const HELP: &str = "\
+sim: Leasehold's seeded simulator
+
+USAGE
+  sim --seed N [--trace] [--mute TOPIC]…   one seed: what was drawn, what happened, its digest
+  sim --seeds A..B                         many seeds (B excluded) on all cores, to the first failure
+  sim --plan FILE                          a seed with overridden draws
+
+OPTIONS
+  --keep-going          with --seeds: list every failure
+  --check-determinism   run each seed again in a second process and compare the digests
+  --shrink              with --seed: drop kinds of faults as long as the same promise breaks
+  --trace               print every event
+  --mute TOPIC          silence a kind of draw, as store-reply, chaos, crash-step, misbehave
+  --digests             with --seeds: print only a digest for each seed
+  --jobs N              threads (default: all cores)
+  --help
+
+EXAMPLES
+  cargo run --release -p sim -- --seed 42
+  cargo run --release -p sim -- --seeds 0..20000
+  cargo run --release -p sim -- --seeds 0..200 --check-determinism
+  cargo run --release -p sim -- --seed 42 --trace --mute store-delay
+
+EXIT STATUS
+  0 held, 1 usage, 10 safety, 11 liveness, 12 panic, 13 not deterministic
+";
+
+#[derive(Default)]
+struct Args {
+    seed: Option<u64>,
+    seeds: Option<(u64, u64)>,
+    plan: Option<Plan>,
+    mute: Vec<sim::choices::Topic>,
+    keep_going: bool,
+    check_determinism: bool,
+    shrink: bool,
+    trace: bool,
+    digests: bool,
+    jobs: Option<usize>,
+}
+
+fn parse() -> Result<Option<Args>, String> {
+    use lexopt::prelude::*;
+    let mut args = Args::default();
+    let mut parser = lexopt::Parser::from_env();
+    let text = |e: lexopt::Error| e.to_string();
+    while let Some(arg) = parser.next().map_err(text)? {
+        match arg {
+            Long("seed") => args.seed = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("seeds") => {
+                let range: String = parser.value().map_err(text)?.parse().map_err(text)?;
+                let ends = range.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+                args.seeds = Some(ends.ok_or_else(|| format!("--seeds {range}: must be A..B"))?);
+            }
+            Long("plan") => {
+                let file: String = parser.value().map_err(text)?.parse().map_err(text)?;
+                let plan = std::fs::read_to_string(&file).map_err(|e| format!("{file}: {e}"))?;
+                args.plan = Some(Plan::parse(&plan)?);
+            }
+            Long("mute") => {
+                let name: String = parser.value().map_err(text)?.parse().map_err(text)?;
+                args.mute.push(plan::topic(&name).ok_or_else(|| format!("--mute {name}: no such topic"))?);
+            }
+            Long("jobs") => args.jobs = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("keep-going") => args.keep_going = true,
+            Long("check-determinism") => args.check_determinism = true,
+            Long("shrink") => args.shrink = true,
+            Long("trace") => args.trace = true,
+            Long("digests") => args.digests = true,
+            Long("help") | Short('h') => return Ok(None),
+            other => return Err(other.unexpected().to_string()),
+        }
+    }
+    Ok(Some(args))
+}
+
+fn main() -> ExitCode {
+    match parse() {
+        Ok(None) => {
+            print!("{HELP}");
+            ExitCode::from(report::HELD)
+        }
+        Ok(Some(args)) => ExitCode::from(go(&args)),
+        Err(error) => usage(&error),
+    }
+}
+
+fn usage(error: &str) -> ExitCode {
+    eprintln!("sim: {error}\n\n{HELP}");
+    ExitCode::from(report::USAGE)
+}
+
+fn go(args: &Args) -> u8 {
+    report::quiet_panics();
+    match (args.seeds, args.seed, &args.plan) {
+        (Some((from, to)), None, None) => many(args, from, to),
+        (None, Some(seed), None) => one(args, Plan::of(seed)),
+        (None, None, Some(plan)) => one(args, plan.clone()),
+        _ => {
+            eprintln!("sim: give one of --seed, --seeds, --plan\n\n{HELP}");
+            report::USAGE
+        }
+    }
+}
+
+fn one(args: &Args, mut plan: Plan) -> u8 {
+    plan.mute.extend(&args.mute);
+    let from = Instant::now();
+    let outcome = report::run(&plan, args.trace);
+    print!("{}", report::summary(&outcome, from.elapsed()));
+    if args.shrink && !outcome.held() {
+        let less = report::shrink(&outcome);
+        println!("plan that still breaks {}:\n{less}", outcome.promise());
+    }
+    if args.check_determinism && !same_elsewhere(&[(plan.seed, outcome.digest)]) {
+        return report::NOT_DETERMINISTIC;
+    }
+    outcome.status()
+}
+
+fn many(args: &Args, from: u64, to: u64) -> u8 {
+    let started = Instant::now();
+    let mut soak = Soak::default();
+    let mut digests = Vec::new();
+    let threads = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1);
+    let next = AtomicU64::new(from);
+    let stop = AtomicBool::new(false);
+    let (sender, receiver) = mpsc::channel::<Outcome>();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let (sender, next, stop) = (sender.clone(), &next, &stop);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= to {
+                        break;
+                    }
+                    let mut plan = Plan::of(seed);
+                    plan.mute.extend(&args.mute);
+                    if sender.send(report::run(&plan, false)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut shown = Instant::now();
+        for outcome in receiver {
+            digests.push((outcome.plan.seed, outcome.digest));
+            if !outcome.held() && !args.digests {
+                println!("{}", report::failure(&outcome));
+                if !args.keep_going {
+                    stop.store(true, Ordering::Relaxed);
+                }
+            }
+            soak.add(outcome);
+            if shown.elapsed() > Duration::from_secs(2) && !args.digests {
+                shown = Instant::now();
+                let secs = started.elapsed().as_secs_f64();
+                eprintln!(
+                    "{} of {} seeds, {} broken, {:.0} events/s, marks unreached: {:?}",
+                    soak.seeds,
+                    to.saturating_sub(from),
+                    soak.broken.len(),
+                    soak.events as f64 / secs,
+                    soak.unreached()
+                );
+            }
+        }
+    });
+    digests.sort_unstable();
+    if args.digests {
+        digests.iter().for_each(|(seed, digest)| println!("{seed} digest {digest:016x}"));
+        return soak.status();
+    }
+    print!("{}", soak.summary(started.elapsed()));
+    if args.check_determinism && !same_elsewhere(&digests) {
+        return report::NOT_DETERMINISTIC;
+    }
+    soak.status()
+}
+
+/// Runs the same seeds in a second process and compares.
+fn same_elsewhere(digests: &[(u64, u64)]) -> bool {
+    let (Some(first), Some(last)) = (digests.first(), digests.last()) else { return true };
+    let range = format!("{}..{}", first.0, last.0 + 1);
+    let output = std::env::current_exe().and_then(|exe| {
+        std::process::Command::new(exe).args(["--seeds", &range, "--digests", "--keep-going"]).output()
+    });
+    let text = match output {
+        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Err(error) => {
+            eprintln!("sim: a second process could not be run: {error}");
+            return false;
+        }
+    };
+    let mut same = true;
+    for (seed, digest) in digests {
+        let line = format!("{seed} digest {digest:016x}");
+        if !text.lines().any(|l| l == line) {
+            println!(
+                "NOT DETERMINISTIC seed {seed}: {digest:016x} here, there {:?}",
+                text.lines().find(|l| l.starts_with(&format!("{seed} ")))
+            );
+            same = false;
+        }
+    }
+    if same {
+        println!("deterministic: {} digests are the same in a second process", digests.len());
+    }
+    same
+}

@@ -1,0 +1,186 @@
+//! The large faults: what happens to machines, clocks, links and the store now and then while the
+//! chaos lasts. Small ones (a lost envelope) are drawn where the envelope is sent.
+
+use leasehold_core::Name;
+
+use crate::choices::{Choices as _, Topic};
+use crate::oracle::Damage;
+use crate::setup::{MILLI, Regime, SECOND};
+use crate::world::{Event, Phase, World};
+
+impl World {
+    pub fn chaos(&mut self) {
+        if self.phase != Phase::Chaos {
+            return;
+        }
+        for r in 0..self.hosts.len() {
+            if self.hosts[r].stop_at.is_some_and(|at| at <= self.now) {
+                self.hosts[r].stop_at = None;
+                let rest = self.hosts[r].stop_rest;
+                self.crash(r, Some(rest));
+            }
+        }
+        let at = Topic::Chaos.of(0);
+        let f = &self.setup.faults;
+        let weights: [(u32, &'static str); 13] = [
+            (f.crash, "crash"),
+            (f.pause, "pause"),
+            (f.cut_store, "cut_store"),
+            (f.cut_clients, "cut_clients"),
+            (f.store_slow, "store_slow"),
+            (f.store_down, "store_down"),
+            (f.replica_clock, "replica_clock"),
+            (f.store_clock, "store_clock"),
+            (f.store_clock_back, "store_clock_back"),
+            (f.store_full, "store_full"),
+            (f.evict, "evict"),
+            (f.drop_entry, "drop_entry"),
+            (f.lose_commits, "lose_commits"),
+        ];
+        let garbage = f.garbage > 0;
+        let total: u32 = weights.iter().map(|w| w.0).sum();
+        // 0, and so what a silenced draw gives, is no fault at all.
+        let mut pick = self.choices.draw(at, u64::from(total) * 5 / 4 + 1);
+        let mut chosen = None;
+        for (weight, name) in weights {
+            let weight = u64::from(weight);
+            if pick > 0 && pick <= weight {
+                chosen = Some(name);
+                break;
+            }
+            pick = pick.saturating_sub(weight);
+        }
+        if let Some(name) = chosen {
+            self.strike(name);
+        }
+        if garbage && self.choices.draw(at, 4) == 3 {
+            self.store.tick(self.now);
+            self.store.model.collect_garbage();
+        }
+        let every = self.setup.chaos_every_us;
+        let after = 1 + self.choices.draw(Topic::ChaosTime.of(0), 2 * every);
+        self.schedule(after, Event::Chaos);
+    }
+
+    fn strike(&mut self, name: &'static str) {
+        self.fault(name);
+        let at = Topic::Chaos.of(1);
+        let r = self.choices.draw(at, self.hosts.len() as u64) as usize;
+        let until = |world: &mut World, most: u64| world.now + world.choices.between(at, 100 * MILLI, most);
+        match name {
+            "crash" => {
+                let rest = self.choices.between(at, 10 * MILLI, 20 * SECOND);
+                self.crash(r, Some(rest));
+            }
+            "pause" => {
+                let length = self.choices.between(at, 100 * MILLI, 30 * SECOND);
+                self.pause(r, length);
+            }
+            "cut_store" => {
+                let (end, way) = (until(self, 30 * SECOND), self.choices.draw(at, 3));
+                if way != 1 {
+                    self.links.to_store[r] = end;
+                }
+                if way != 2 {
+                    self.links.from_store[r] = end;
+                }
+            }
+            "cut_clients" => {
+                let (end, way) = (until(self, 30 * SECOND), self.choices.draw(at, 3));
+                if way != 1 {
+                    self.links.to_replica[r] = end;
+                }
+                if way != 2 {
+                    self.links.from_replica[r] = end;
+                }
+            }
+            "store_slow" => {
+                self.store.slow_until = until(self, 40 * SECOND);
+                self.store.slow_us = self.choices.between(at, 10 * MILLI, 3 * SECOND);
+            }
+            "store_down" => self.store.down_until = until(self, 60 * SECOND),
+            "replica_clock" => {
+                let by = self.choices.between(at, 100 * MILLI, 3_600 * SECOND);
+                self.step_clock(r, by);
+            }
+            "store_clock" => {
+                let by = self.choices.between(at, 100 * MILLI, 20 * SECOND);
+                self.store.stepped += by as i64;
+            }
+            "store_clock_back" => {
+                let by = self.choices.between(at, MILLI, 3 * SECOND);
+                self.store.stepped -= by as i64;
+                let clock = self.store.tick(self.now);
+                self.oracle.clock_went_back(clock);
+            }
+            "store_full" => {
+                self.store.model.full = true;
+                let after = self.choices.between(at, 100 * MILLI, 20 * SECOND);
+                self.schedule(after, Event::Room);
+            }
+            "evict" => self.evict(),
+            "drop_entry" => self.drop_entry(),
+            "lose_commits" => self.lose_commits(),
+            _ => {}
+        }
+    }
+
+    /// Any record vanishes.
+    fn evict(&mut self) {
+        debug_assert_eq!(self.setup.regime, Regime::EvictKeys);
+        let at = Topic::Chaos.of(2);
+        // By kind first, so that rare kinds are met as well.
+        let prefixes: [&[u8]; 9] =
+            [b"job/", b"payload/", b"lease/", b"key/", b"history/", b"progress/", b"claim/", b"queue/", b"result/"];
+        let prefix = *self.choices.pick(at, &prefixes);
+        let keys: Vec<Name> = self.store.model.records(prefix).map(|(k, _)| k.clone()).collect();
+        let Some(key) = keys.get(self.choices.draw(at, keys.len().max(1) as u64) as usize) else { return };
+        self.evict_key(key);
+    }
+
+    pub fn evict_key(&mut self, key: &Name) {
+        self.store.tick(self.now);
+        self.digest.bytes(key);
+        if self.trace {
+            println!("{:>12}  evict {key}", self.stamp());
+        }
+        self.store.model.evict(key);
+        self.oracle.disturb(&self.store.model, Damage::Record(key.clone()));
+    }
+
+    /// Any entry of any index vanishes.
+    fn drop_entry(&mut self) {
+        let at = Topic::Chaos.of(3);
+        let indexes: Vec<Name> = self.store.model.books().iter().map(|(name, _)| name.clone()).collect();
+        let Some(index) = indexes.get(self.choices.draw(at, indexes.len().max(1) as u64) as usize) else { return };
+        let members = self.store.model.members(index);
+        let Some((_, member)) = members.get(self.choices.draw(at, members.len().max(1) as u64) as usize) else {
+            return;
+        };
+        self.drop_member(index, member);
+    }
+
+    pub fn drop_member(&mut self, index: &Name, member: &Name) {
+        self.store.tick(self.now);
+        self.digest.bytes(index);
+        self.digest.bytes(member);
+        if self.trace {
+            println!("{:>12}  drop {member} from {index}", self.stamp());
+        }
+        self.store.model.drop_member(index, member);
+        self.oracle.disturb(&self.store.model, Damage::Entry(index.clone(), member.clone()));
+    }
+
+    /// A fail-over to a copy that lags behind.
+    fn lose_commits(&mut self) {
+        let n = self.choices.between(Topic::Chaos.of(4), 1, 40) as usize;
+        self.rewind(n);
+    }
+
+    pub fn rewind(&mut self, n: usize) {
+        self.store.tick(self.now);
+        let lost = self.store.model.lose_newest(n);
+        self.digest.num(lost as u64);
+        self.oracle.rewound(&self.store.model, lost);
+    }
+}

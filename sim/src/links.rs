@@ -1,0 +1,328 @@
+//! The links: what happens to an envelope between client and replica, and between replica and store.
+
+use std::sync::Arc;
+
+use leasehold_core::store::{Commit, CommitReply, Store as _, StoreError};
+use leasehold_core::{Input, Outcome, RequestId, StoreAnswer, StoreId, StoreOp};
+
+use crate::calls::{CallId, Caller, Heard, Instant};
+use crate::choices::{Choices as _, Topic};
+use crate::setup::{MILLI, SECOND};
+use crate::world::{Event, Micros, Phase, World};
+
+/// One-way cuts, by replica: nothing passes until then.
+#[derive(Clone, Debug)]
+pub struct Links {
+    pub to_store: Vec<Micros>,
+    pub from_store: Vec<Micros>,
+    pub to_replica: Vec<Micros>,
+    pub from_replica: Vec<Micros>,
+    /// Orders of a script for the next commits of any replica, first come, first served.
+    pub orders: Vec<Order>,
+}
+
+/// What a script has planned for a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Pass,
+    LoseRequest,
+    LoseReply,
+    /// Arrives so much later; its reply is lost.
+    Late(Micros),
+    /// Arrives in time, and once more so much later.
+    Twice(Micros),
+}
+
+impl Links {
+    pub fn new(replicas: usize) -> Links {
+        let none = vec![0; replicas];
+        Links {
+            to_store: none.clone(),
+            from_store: none.clone(),
+            to_replica: none.clone(),
+            from_replica: none,
+            orders: Vec::new(),
+        }
+    }
+
+    pub fn heal(&mut self) {
+        let replicas = self.to_store.len();
+        *self = Links::new(replicas);
+    }
+}
+
+impl World {
+    /// Weights count only while faults are on.
+    fn chaotic(&self) -> bool {
+        self.phase == Phase::Chaos
+    }
+
+    fn store_latency(&mut self, r: usize) -> Micros {
+        let mut after = 100 + self.choices.draw(Topic::Latency.of(r), 400);
+        if self.chaotic() {
+            let most = u64::from(self.setup.faults.store_delay_ms) * MILLI;
+            if most > 0 {
+                // Mostly short, sometimes long: the square of an even draw.
+                let d = self.choices.draw(Topic::StoreDelay.of(r), 1_000);
+                after += most * d * d / 1_000_000;
+            }
+            if self.store.slow_until > self.now {
+                after += self.choices.draw(Topic::StoreDelay.of(r), self.store.slow_us + 1);
+            }
+        }
+        after
+    }
+
+    fn call_latency(&mut self, r: usize) -> Micros {
+        let mut after = 200 + self.choices.draw(Topic::Latency.of(8 + r), 800);
+        let most = u64::from(self.setup.faults.call_delay_ms) * MILLI;
+        if self.chaotic() && most > 0 {
+            let d = self.choices.draw(Topic::CallDelay.of(r), 1_000);
+            after += most * d * d / 1_000_000;
+        }
+        after
+    }
+
+    // --- replica to store ---------------------------------------------------------------------
+
+    pub fn to_store(&mut self, r: usize, epoch: u32, id: StoreId, op: StoreOp) {
+        let order = match &op {
+            StoreOp::Commit(_) if !self.links.orders.is_empty() => self.links.orders.remove(0),
+            _ => Order::Pass,
+        };
+        let after = self.store_latency(r);
+        let op = Arc::new(op);
+        let replica = r as u8;
+        let at_store = |answer| Event::AtStore { replica, epoch, id, op: op.clone(), answer };
+        match order {
+            Order::Pass => {}
+            Order::LoseRequest => return,
+            Order::LoseReply => return self.schedule(after, at_store(false)),
+            Order::Late(late) => return self.schedule(after + late, at_store(false)),
+            Order::Twice(later) => self.schedule(after + later, at_store(false)),
+        }
+        if !self.chaotic() {
+            if self.links.to_store[r] <= self.now {
+                self.schedule(after, at_store(true));
+            }
+            return;
+        }
+        let f = &self.setup.faults;
+        let (lost, error, late) = (f.store_request_lost, f.store_error, f.store_late);
+        let (duplicate, resent) = (f.store_duplicate, f.store_resent);
+        let label = Topic::StoreRequest.of(r);
+        if self.choices.chance(label, error) {
+            // The call fails at once: before it was sent, or after.
+            if self.choices.draw(label, 2) == 0 {
+                return self.reply_to(r, epoch, id, Err(StoreError::Unavailable));
+            }
+            self.reply_to(r, epoch, id, Err(StoreError::Unknown));
+            if self.choices.draw(label, 3) > 0 {
+                self.schedule(after, at_store(false));
+            }
+            return;
+        }
+        if self.links.to_store[r] > self.now || self.choices.chance(label, lost) {
+            return;
+        }
+        if self.choices.chance(label, late) {
+            let late = self.choices.between(label, 100 * MILLI, 7 * SECOND);
+            return self.schedule(after + late, at_store(true));
+        }
+        if self.choices.chance(label, duplicate) {
+            let later = self.choices.between(label, 0, 6 * SECOND);
+            let second_answers = self.choices.chance(label, resent * 5);
+            self.schedule(after + later, at_store(second_answers));
+            return self.schedule(after, at_store(!second_answers));
+        }
+        self.schedule(after, at_store(true));
+    }
+
+    pub fn at_store(&mut self, r: usize, epoch: u32, id: StoreId, op: &StoreOp, answer: bool) {
+        self.store.tick(self.now);
+        if self.store.down_until > self.now {
+            let label = Topic::StoreReply.of(r);
+            if answer && self.choices.draw(label, 2) == 1 {
+                self.reply_to(r, epoch, id, Err(StoreError::Unavailable));
+            }
+            return;
+        }
+        let reply = match op {
+            StoreOp::Read(read) => {
+                self.counts.reads += 1;
+                self.store.model.read(read).map(StoreAnswer::Read)
+            }
+            StoreOp::Commit(commit) => match self.apply(r, commit) {
+                Some(reply) => reply.map(StoreAnswer::Commit),
+                // Cut off half-way: whoever sent it hears nothing.
+                None => return,
+            },
+        };
+        if self.broken.is_some() || !answer {
+            return;
+        }
+        let label = Topic::StoreReply.of(r);
+        if self.links.from_store[r] > self.now {
+            return;
+        }
+        if self.chaotic() {
+            let (lost, twice) = (self.setup.faults.store_reply_lost, self.setup.faults.reply_twice);
+            if self.choices.chance(label, lost) {
+                // Half the time the shell notices that the connection broke.
+                if self.choices.draw(label, 2) == 1 {
+                    self.reply_to(r, epoch, id, Err(StoreError::Unknown));
+                }
+                return;
+            }
+            if self.choices.chance(label, twice) {
+                self.reply_to(r, epoch, id, reply.clone());
+            }
+        }
+        self.reply_to(r, epoch, id, reply);
+    }
+
+    fn reply_to(&mut self, r: usize, epoch: u32, id: StoreId, reply: Result<StoreAnswer, StoreError>) {
+        let after = self.store_latency(r);
+        let reply = Arc::new(reply);
+        self.schedule(after, Event::FromStore { replica: r as u8, epoch, id, reply });
+    }
+
+    pub fn from_store(&mut self, r: usize, epoch: u32, id: StoreId, reply: &Arc<Result<StoreAnswer, StoreError>>) {
+        match &**reply {
+            Ok(answer) => self.digest.answer(answer),
+            Err(error) => self.digest.tag(*error as u8),
+        }
+        self.input(r, epoch, Input::StoreReply { id, reply: (**reply).clone() });
+    }
+
+    /// Applies a commit, one transaction after the other, each looked at by the oracle. `None`: the
+    /// store was cut off between two of them.
+    fn apply(&mut self, r: usize, commit: &Commit) -> Option<Result<CommitReply, StoreError>> {
+        self.counts.commits += 1;
+        let mut keep = commit.txns.len();
+        let partial = self.setup.faults.store_partial;
+        if self.chaotic() && keep > 1 && self.choices.chance(Topic::StorePartial.of(r), partial) {
+            keep = self.choices.draw(Topic::StorePartial.of(r), keep as u64) as usize;
+        }
+        let mut answers = Vec::with_capacity(commit.txns.len());
+        for txn in commit.txns.iter().take(keep) {
+            let one = Commit { txns: vec![txn.clone()], grows: commit.grows };
+            let mut reply = match self.store.model.commit(&one) {
+                Ok(reply) => reply,
+                Err(error) => return Some(Err(error)),
+            };
+            let Some(answer) = reply.answers.pop() else { continue };
+            let checked = self.oracle.commit(&self.store.model, txn, &answer, &mut self.ledger);
+            match answer {
+                leasehold_core::store::Answer::Applied { .. } => self.counts.txns_applied += 1,
+                _ => self.counts.txns_refused += 1,
+            }
+            answers.push(answer);
+            self.hold(checked);
+        }
+        self.notify_all();
+        (keep == commit.txns.len()).then(|| Ok(CommitReply { clock: self.store.model.clock(), answers }))
+    }
+
+    fn notify_all(&mut self) {
+        for topic in self.store.model.notified() {
+            for r in 0..self.hosts.len() {
+                let lost = self.setup.faults.notify_lost;
+                if self.hosts[r].replica.is_none()
+                    || self.links.from_store[r] > self.now
+                    || (self.chaotic() && self.choices.chance(Topic::Notify.of(r), lost))
+                {
+                    continue;
+                }
+                let after = self.store_latency(r);
+                let epoch = self.hosts[r].epoch;
+                self.schedule(after, Event::Notify { replica: r as u8, epoch, topic: topic.clone() });
+            }
+        }
+    }
+
+    // --- caller to replica --------------------------------------------------------------------
+
+    pub fn send_call(&mut self, call: CallId, patience: Micros) {
+        let Some(r) = self.ledger.get(call).map(|c| c.replica) else { return };
+        self.schedule(patience, Event::GiveUp { call });
+        let after = self.call_latency(r);
+        let lost = self.setup.faults.call_lost;
+        if self.links.to_replica[r] > self.now || (self.chaotic() && self.choices.chance(Topic::CallLink.of(r), lost)) {
+            return;
+        }
+        self.schedule(after, Event::Arrive { call });
+    }
+
+    pub fn call_arrives(&mut self, call: CallId) {
+        let Some(found) = self.ledger.get_mut(call) else { return };
+        let r = found.replica;
+        let host = &mut self.hosts[r];
+        if host.replica.is_none() {
+            let after = self.call_latency(r);
+            return self.schedule(after, Event::Answer { call, heard: Box::new(Heard::NotDelivered) });
+        }
+        let clock = self.store.tick(self.now);
+        let change = self.oracle.changes();
+        found.arrived = Some((Instant { change, clock, answers: host.answers, now: self.now }, host.epoch));
+        host.open.insert(call);
+        let (epoch, request) = (host.epoch, (*found.request).clone());
+        self.digest.text(&request);
+        self.oracle.arrives(&self.ledger, call);
+        self.input(r, epoch, Input::Request { id: RequestId(u64::from(call)), request });
+    }
+
+    pub fn send_answer(&mut self, r: usize, call: CallId, outcome: Outcome) {
+        let after = self.call_latency(r);
+        let lost = self.setup.faults.answer_lost;
+        if self.links.from_replica[r] > self.now || (self.chaotic() && self.choices.chance(Topic::CallLink.of(r), lost))
+        {
+            return;
+        }
+        self.schedule(after, Event::Answer { call, heard: Box::new(Heard::Answer(outcome)) });
+    }
+
+    pub fn answer_arrives(&mut self, call: CallId, heard: Heard) {
+        let Some(found) = self.ledger.get_mut(call) else { return };
+        if found.heard.is_some() {
+            return;
+        }
+        found.heard = Some(heard.clone());
+        let (caller, tag) = (found.caller, found.tag);
+        match caller {
+            Caller::Client(client) => self.client_hears(usize::from(client), call, tag, heard),
+            Caller::Worker(worker) => self.worker_hears(usize::from(worker), call, tag, heard),
+            Caller::Operator => self.operator_hears(call, tag, heard),
+            Caller::Auditor => self.auditor_hears(heard),
+            Caller::Script => {}
+        }
+    }
+
+    /// The caller stops waiting. Sometimes the replica notices that the connection is closed.
+    pub fn give_up(&mut self, call: CallId) {
+        let Some(found) = self.ledger.get(call) else { return };
+        if found.heard.is_some() {
+            return;
+        }
+        let (r, arrived) = (found.replica, found.arrived);
+        if let Some((_, epoch)) = arrived
+            && self.choices.draw(Topic::CallLink.of(r), 2) == 1
+        {
+            let after = self.call_latency(r);
+            self.schedule(after, Event::HangUp { replica: r as u8, epoch, call });
+        }
+        self.answer_arrives(call, Heard::Nothing);
+    }
+
+    pub fn hang_up_arrives(&mut self, r: usize, epoch: u32, call: CallId) {
+        let host = &mut self.hosts[r];
+        if host.epoch != epoch || host.replica.is_none() || !host.open.remove(&call) {
+            return;
+        }
+        if let Some(found) = self.ledger.get_mut(call) {
+            found.hung_up = true;
+        }
+        self.outcome_never_known(call);
+        self.input(r, epoch, Input::Cancelled { id: RequestId(u64::from(call)) });
+    }
+}

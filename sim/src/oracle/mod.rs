@@ -1,0 +1,385 @@
+//! The oracle: holds the store and the replicas to the promises of DESIGN.md §4, by name.
+//!
+//! The order of commits is the witness. The oracle follows the changes of records and indexes after
+//! every applied transaction ([`facts`]), requires that each is a move of the diagram with a cause
+//! ([`moves`]), that the books balance ([`balance`]), and holds every answer against what the store
+//! went through between the request and the answer ([`replies`]). It decodes the core's records and
+//! spells its keys; it shares none of its transitions.
+
+mod balance;
+mod facts;
+mod keys;
+mod moves;
+mod replies;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use leasehold_core::event::Kind;
+use leasehold_core::job::record::{AttemptEnd, Status};
+use leasehold_core::request::Submit;
+use leasehold_core::store::model::Model;
+use leasehold_core::store::{Answer, Clock, Score, Txn, Version};
+use leasehold_core::{JobId, Name, Outcome, Request, Token};
+
+use crate::calls::{CallId, ItemRef, Ledger};
+use crate::setup::{Regime, Setup};
+
+pub use facts::Facts;
+use facts::Indexes;
+use keys::{KeyFact, QueueFact};
+
+macro_rules! promises {
+    ($($name:ident $text:literal),* $(,)?) => {
+        /// The promises, as DESIGN.md §4 names them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Promise { $($name),* }
+
+        impl Promise {
+            pub fn text(self) -> &'static str {
+                match self { $(Promise::$name => $text),* }
+            }
+        }
+    };
+}
+
+promises! {
+    AckedNeverLost "acked-never-lost",
+    OneKeyOneJob "one-key-one-job",
+    OneLiveLease "one-live-lease",
+    StaleTokenRefused "stale-token-refused",
+    ForwardOnly "forward-only",
+    BoundedAttempts "bounded-attempts",
+    NoGhosts "no-ghosts",
+    SlotNotResurrected "slot-not-resurrected",
+    Priority "priority",
+    NoEarlyRun "no-early-run",
+    NoSilentStall "no-silent-stall",
+    HonestReplies "honest-replies",
+    BooksBalance "books-balance",
+    BoundedMetadata "bounded-metadata",
+    EventuallyDone "eventually-done",
+}
+
+impl Promise {
+    /// Those that only the calm can break.
+    pub fn is_liveness(self) -> bool {
+        matches!(self, Promise::EventuallyDone | Promise::BoundedMetadata)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub promise: Promise,
+    pub what: String,
+}
+
+pub(crate) fn broken<T>(promise: Promise, what: String) -> Result<T, Violation> {
+    Err(Violation { promise, what })
+}
+
+/// What a fault did to the store.
+#[derive(Clone, Debug)]
+pub enum Damage {
+    Record(Name),
+    Entry(Name, Name),
+}
+
+/// Where a job stood from one change of the store until the next that concerned it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Moment {
+    /// The number of the change that brought it about.
+    pub change: u64,
+    pub status: Option<Status>,
+    pub token: Option<Token>,
+    /// Whether there is a main record that is no stub, and when it expires.
+    pub present: bool,
+    pub expiry: Option<Clock>,
+    /// Whether there is a payload, and when it expires.
+    pub payload: Option<Option<Clock>>,
+    pub attempts: u32,
+    pub deliveries: u32,
+    /// Run or progress deadline of the lease, if it has one.
+    pub deadline: Option<Clock>,
+}
+
+/// A lease that was granted.
+#[derive(Clone, Debug)]
+pub(crate) struct Grant {
+    pub token: Token,
+    pub by: Option<ItemRef>,
+    /// The highest end that its entry in `leases` ever had.
+    pub high: Score,
+    /// The latest end that anybody was told.
+    pub told_until: Clock,
+    /// The claim that it was handed out to.
+    pub told_to: Option<ItemRef>,
+    /// Whether a heartbeat has raised it.
+    pub raised: bool,
+}
+
+/// An attempt that is over.
+#[derive(Clone, Debug)]
+pub(crate) struct EndedAttempt {
+    pub token: Token,
+    pub outcome: AttemptEnd,
+    pub status: Status,
+    pub run_at: Option<Clock>,
+    pub change: u64,
+    pub life: u32,
+}
+
+/// A job as the oracle has followed it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Track {
+    pub facts: Facts,
+    pub submit: Option<Arc<Submit>>,
+    pub by: Option<ItemRef>,
+    /// The store's clock at the submit, and at the beginning of the present life.
+    pub born: Clock,
+    pub moments: Vec<Moment>,
+    pub grants: Vec<Grant>,
+    pub ended: Vec<EndedAttempt>,
+    /// Requests that name it.
+    pub askers: Vec<ItemRef>,
+    /// A fault took something of it and it has not been mended: anything may happen to it, except
+    /// that it is handed out incomplete or twice.
+    pub excused: bool,
+    /// A fault once took something of it or undid something: answers about it may be out of date.
+    pub disturbed: bool,
+    /// What its transitions should have appended.
+    pub events: BTreeMap<Kind, u32>,
+    /// There was such a job, whatever became of it.
+    pub known: bool,
+}
+
+/// Full checks of all books come every so many applied transactions.
+const FULL_EVERY: u64 = 512;
+/// As many commits as the model can forget.
+const RING: usize = 64;
+
+#[derive(Clone, Debug)]
+pub struct Oracle {
+    regime: Regime,
+    pub(crate) jobs: BTreeMap<JobId, Track>,
+    indexes: Indexes,
+    keys: BTreeMap<Name, KeyFact>,
+    queues: BTreeMap<Name, QueueFact>,
+    purges: Vec<ItemRef>,
+    /// Counts the changes of the store: applied transactions and faults.
+    change: u64,
+    /// Jobs that each of the newest commits touched.
+    ring: VecDeque<Vec<JobId>>,
+    /// The store's clock went back at some time: order by clock is not promised.
+    clock_back: bool,
+    damaged: bool,
+    pub(crate) rewound: bool,
+    checks: u64,
+}
+
+impl Oracle {
+    pub fn new(setup: &Setup) -> Oracle {
+        Oracle {
+            regime: setup.regime,
+            jobs: BTreeMap::new(),
+            indexes: Indexes::default(),
+            keys: BTreeMap::new(),
+            queues: BTreeMap::new(),
+            purges: Vec::new(),
+            change: 0,
+            ring: VecDeque::new(),
+            clock_back: false,
+            damaged: false,
+            rewound: false,
+            checks: 0,
+        }
+    }
+
+    pub fn changes(&self) -> u64 {
+        self.change
+    }
+
+    pub fn checks(&self) -> u64 {
+        self.checks
+    }
+
+    pub fn regime(&self) -> Regime {
+        self.regime
+    }
+
+    pub fn tenant_of(&self, job: JobId) -> Option<String> {
+        Some(self.jobs.get(&job)?.submit.as_ref()?.tenant.clone())
+    }
+
+    /// A request reaches a replica: from now on it may be the cause of a change.
+    pub fn arrives(&mut self, ledger: &Ledger, call: CallId) {
+        let Some(call) = ledger.get(call) else { return };
+        for (item, request) in call.parts() {
+            let job = match request {
+                Request::Cancel { job, .. } | Request::Retry { job, .. } | Request::Delete { job, .. } => *job,
+                Request::Heartbeat(beat) => beat.held.job,
+                Request::Complete(complete) => complete.held.job,
+                Request::Fail(fail) => fail.held.job,
+                Request::Release(held) => held.job,
+                Request::Purge { .. } => {
+                    self.purges.push(item);
+                    continue;
+                }
+                _ => continue,
+            };
+            self.jobs.entry(job).or_default().askers.push(item);
+        }
+    }
+
+    /// One transaction was put to the store.
+    pub fn commit(&mut self, model: &Model, txn: &Txn, answer: &Answer, ledger: &mut Ledger) -> Result<(), Violation> {
+        let Answer::Applied { taken } = answer else {
+            self.remember(Vec::new());
+            return Ok(());
+        };
+        self.change += 1;
+        self.checks += 1;
+        let clock = model.clock();
+        let effects = model.last_effects();
+        let touched = self.follow(effects);
+        self.remember(touched.jobs.keys().copied().collect());
+        for (name, before) in &touched.keys {
+            self.judge_key(name, before.as_ref(), clock)?;
+        }
+        let mut transitions = 0;
+        for (job, before) in &touched.jobs {
+            transitions += self.judge(*job, before, clock, ledger)?;
+        }
+        let appended: usize = effects.appends.values().map(Vec::len).sum();
+        if transitions > 0 && appended == 0 {
+            return broken(Promise::HonestReplies, format!("a transition without an audit event: {txn:?}"));
+        }
+        if let Some(take) = &txn.take {
+            self.judge_take(model, take, taken)?;
+        }
+        if self.change.is_multiple_of(FULL_EVERY) {
+            self.full(model)?;
+        }
+        Ok(())
+    }
+
+    fn remember(&mut self, jobs: Vec<JobId>) {
+        self.ring.push_back(jobs);
+        if self.ring.len() > RING {
+            self.ring.pop_front();
+        }
+    }
+
+    /// A replica answered a call.
+    pub fn reply(
+        &mut self,
+        model: &Model,
+        ledger: &mut Ledger,
+        call: CallId,
+        outcome: &Outcome,
+        answers: u64,
+        now: u64,
+    ) -> Result<(), Violation> {
+        self.checks += 1;
+        self.judge_reply(model, ledger, call, outcome, answers, now)
+    }
+
+    /// A fault took something out of the store.
+    pub fn disturb(&mut self, model: &Model, damage: Damage) {
+        self.change += 1;
+        self.damaged = true;
+        // The model cannot undo across a loss.
+        self.ring.clear();
+        match damage {
+            Damage::Record(key) => self.lose_record(&key, model.clock()),
+            Damage::Entry(index, member) => self.lose_entry(&index, &member, model.clock()),
+        }
+    }
+
+    /// The store forgot its newest commits.
+    pub fn rewound(&mut self, model: &Model, lost: usize) {
+        self.change += 1;
+        self.rewound = true;
+        let mut touched = Vec::new();
+        for _ in 0..lost {
+            touched.extend(self.ring.pop_back().unwrap_or_default());
+        }
+        self.rebuild(model);
+        for job in touched {
+            if let Some(track) = self.jobs.get_mut(&job) {
+                track.disturbed = true;
+            }
+            self.note(job);
+        }
+    }
+
+    pub fn clock_went_back(&mut self, _clock: Clock) {
+        self.clock_back = true;
+    }
+
+    // --- what the world asks ------------------------------------------------------------------
+
+    /// Jobs that have not come to an end, with a word about each.
+    pub fn live(&self, clock: Clock) -> Vec<(JobId, String)> {
+        self.jobs
+            .iter()
+            .filter(|(_, t)| t.facts.is_live(clock) || t.facts.stands_live())
+            .map(|(job, t)| (*job, t.facts.describe(clock)))
+            .collect()
+    }
+
+    pub fn live_count(&self, clock: Clock) -> usize {
+        self.jobs.values().filter(|t| t.facts.is_live(clock) || t.facts.stands_live()).count()
+    }
+
+    /// Every (job, facts) for whoever computes a bound.
+    pub fn live_facts(&self, clock: Clock) -> impl Iterator<Item = (&Facts, Option<&Arc<Submit>>)> {
+        self.jobs.values().filter(move |t| t.facts.is_live(clock)).map(|t| (&t.facts, t.submit.as_ref()))
+    }
+
+    pub fn status(&self, job: JobId) -> Option<Status> {
+        self.jobs.get(&job)?.facts.status()
+    }
+
+    pub fn facts(&self, job: JobId) -> Option<&Facts> {
+        self.jobs.get(&job).map(|t| &t.facts)
+    }
+
+    /// Jobs that there ever were.
+    pub fn known(&self) -> impl Iterator<Item = JobId> {
+        self.jobs.iter().filter(|(_, t)| t.known).map(|(job, _)| *job)
+    }
+
+    /// Tokens granted for a job, oldest first.
+    pub fn tokens(&self, job: JobId) -> Vec<Token> {
+        self.jobs.get(&job).map(|t| t.grants.iter().map(|g| g.token).collect()).unwrap_or_default()
+    }
+
+    /// Whether the events that were read are those of the transitions that happened.
+    pub fn audit(&self, seen: &BTreeMap<(JobId, Kind), u32>) -> Result<(), Violation> {
+        if self.rewound {
+            return Ok(());
+        }
+        for (job, track) in &self.jobs {
+            if track.disturbed {
+                continue;
+            }
+            for kind in Kind::ALL {
+                let expected = track.events.get(&kind).copied().unwrap_or(0);
+                let found = seen.get(&(*job, kind)).copied().unwrap_or(0);
+                if expected != found {
+                    let what = format!("job {job}: {expected} transitions, {found} events of kind {}", kind.text());
+                    return broken(Promise::HonestReplies, what);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A nonce in short, for messages.
+pub(crate) fn short(version: Version) -> String {
+    format!("{:04x}", version.0 >> 48)
+}

@@ -1,0 +1,793 @@
+//! forward-only and its kin: every change of a job is a move of the diagram, with a cause.
+
+use leasehold_core::event::Kind;
+use leasehold_core::job::record::{AttemptEnd, AttemptRecord, Class, Job, Status};
+use leasehold_core::request::{Start, Submit};
+use leasehold_core::store::model::Model;
+use leasehold_core::store::{Clock, Take, Taken, keys};
+use leasehold_core::{JobId, Request, Token};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::facts::{Facts, Index};
+use super::{EndedAttempt, Grant, Oracle, Promise, Track, Violation, broken};
+use crate::calls::{ItemRef, Ledger};
+
+use Status::{Cancelled, Dead, Expired, Held, Queued, Retrying, Running, Scheduled, Succeeded};
+
+/// Room for a replica's view of the store's clock, which is as old as its last read, and drifts.
+const CLOCK_SLACK: u64 = 100_000;
+
+impl Oracle {
+    /// Judges what a transaction made of one job; returns how many transitions that was.
+    pub(super) fn judge(
+        &mut self,
+        job: JobId,
+        before: &Facts,
+        clock: Clock,
+        ledger: &mut Ledger,
+    ) -> Result<usize, Violation> {
+        let Some(mut track) = self.jobs.remove(&job) else { return Ok(0) };
+        let judged = self.judge_track(job, &mut track, before, clock, ledger);
+        self.jobs.insert(job, track);
+        let transitions = judged?;
+        self.note(job);
+        self.check_balance(job, clock)?;
+        Ok(transitions)
+    }
+
+    fn judge_track(
+        &mut self,
+        job: JobId,
+        track: &mut Track,
+        before: &Facts,
+        clock: Clock,
+        ledger: &mut Ledger,
+    ) -> Result<usize, Violation> {
+        let after = track.facts.clone();
+        let (from, to) = (before.token(), after.token());
+        if let (Some(from), Some(to)) = (from, to)
+            && from != to
+        {
+            return broken(Promise::OneLiveLease, format!("job {job} was leased as {to:?} under the lease {from:?}"));
+        }
+        // A grant is judged whatever a fault took from the job before.
+        if let (None, Some(token)) = (from, to) {
+            self.judge_grant(job, track, before, token, clock, ledger)?;
+            return Ok(1);
+        }
+        if track.excused {
+            if let (Some(token), None) = (from, to) {
+                self.attempt_over(track, &after, token);
+            }
+            return Ok(0);
+        }
+        match (before.status(), after.status()) {
+            (None, Some(Queued | Scheduled)) if before.main.is_none() => {
+                self.judge_submit(job, track, clock, ledger)?;
+            }
+            (Some(Running), Some(to)) if to != Running => self.judge_end(job, track, before, clock, ledger)?,
+            (Some(a), Some(b)) if a == b => {
+                self.judge_same(job, track, before, clock, ledger)?;
+                return Ok(0);
+            }
+            (Some(from @ (Scheduled | Retrying)), Some(Queued)) => {
+                return self.judge_promotion(job, before, &after, from, clock).map(|()| 0);
+            }
+            (Some(from @ (Scheduled | Queued | Retrying | Held)), Some(Cancelled)) => {
+                self.cause(job, track, ledger, "cancel or purge", |request| match request {
+                    Request::Cancel { .. } => true,
+                    Request::Purge { status, .. } => *status == from,
+                    _ => false,
+                })?;
+                self.judge_ended(job, track, before, Cancelled, None)?;
+                event(track, Kind::Cancelled);
+            }
+            (Some(Scheduled | Queued | Retrying | Held), Some(Expired)) => {
+                if before.ttl.is_none_or(|at| at > clock) && !self.clock_back {
+                    return broken(Promise::ForwardOnly, format!("job {job} expired before its queue deadline"));
+                }
+                self.judge_ended(job, track, before, Expired, None)?;
+                event(track, Kind::Expired);
+            }
+            (Some(Dead | Cancelled | Expired), Some(Queued)) => self.judge_retry(job, track, before, clock, ledger)?,
+            (Some(from), None) if from.is_terminal() => {
+                return self.judge_gone(job, track, before, from, clock, ledger);
+            }
+            // Nothing of its places changed: a key's expiry, or remains that are cleared away.
+            (None, None) => return Ok(0),
+            (from, to) => {
+                let promise = match to {
+                    None if from.is_some_and(|f| !f.is_terminal()) => Promise::AckedNeverLost,
+                    _ => Promise::ForwardOnly,
+                };
+                let what = format!(
+                    "job {job} went from {from:?} to {to:?}: {} -> {}",
+                    before.describe(clock),
+                    after.describe(clock)
+                );
+                return broken(promise, what);
+            }
+        }
+        Ok(1)
+    }
+
+    // --- submit -------------------------------------------------------------------------------
+
+    fn judge_submit(
+        &mut self,
+        job: JobId,
+        track: &mut Track,
+        clock: Clock,
+        ledger: &mut Ledger,
+    ) -> Result<(), Violation> {
+        if track.known && !track.disturbed {
+            return broken(Promise::ForwardOnly, format!("job {job} was created a second time"));
+        }
+        let Some(main) = track.facts.job(clock).cloned() else {
+            return broken(Promise::BooksBalance, format!("job {job} was entered without a record"));
+        };
+        track.known = true;
+        track.born = clock;
+        let item = main.traceparent.as_deref().and_then(ItemRef::find);
+        let Some(item) = item else {
+            return broken(Promise::HonestReplies, format!("job {job} was created by nobody: {main:?}"));
+        };
+        let asked = match ledger.request(item) {
+            Some(Request::Submit(submit)) => Arc::new((**submit).clone()),
+            other => return broken(Promise::HonestReplies, format!("job {job} was created by {other:?}")),
+        };
+        self.applied(item, ledger, job, "submit", track.disturbed)?;
+        if !self.rewound && ledger.item(item).is_some_and(|i| i.effects > 1) {
+            return broken(Promise::HonestReplies, format!("one submit created a second job, {job}"));
+        }
+        track.by = Some(item);
+        self.as_asked(job, track, &main, &asked, clock, ledger, item)?;
+        track.submit = Some(asked);
+        event(track, Kind::Submitted);
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn as_asked(
+        &self,
+        job: JobId,
+        track: &Track,
+        main: &Job,
+        asked: &Submit,
+        clock: Clock,
+        ledger: &Ledger,
+        item: ItemRef,
+    ) -> Result<(), Violation> {
+        let same = main.tenant == asked.tenant
+            && main.queue == asked.queue
+            && main.class == asked.class
+            && main.key.as_ref().map(|k| &k.0) == asked.key.as_ref()
+            && asked.max_attempts.is_none_or(|n| n == main.policy.max_attempts)
+            && asked.max_deliveries.is_none_or(|n| n == main.policy.max_deliveries)
+            && asked.run_timeout_ms == main.policy.run_timeout_ms
+            && asked.progress_timeout_ms == main.policy.progress_timeout_ms
+            && asked.queue_ttl_ms == main.policy.queue_ttl_ms
+            && asked.lease_ms == main.policy.lease_ms
+            && (main.attempts, main.deliveries, main.lives) == (0, 0, 0)
+            && main.payload_len == asked.payload.data.len() as u64;
+        let payload = leasehold_core::job::record::encode_content(&asked.payload);
+        let kept = track.facts.payload.as_ref().and_then(|p| p.value.as_ref());
+        if !same || kept != Some(&payload) {
+            return broken(
+                Promise::HonestReplies,
+                format!("job {job} is not what was asked for: {asked:?} -> {main:?}"),
+            );
+        }
+        let place = track.facts.places.first().map_or(0, |p| p.1);
+        let arrived = ledger.get(item.call).and_then(|c| c.arrived).map_or(0, |a| a.0.clock);
+        let earliest = match asked.start {
+            Start::Now => clock,
+            Start::DelayMs(ms) => clock + ms * 1_000,
+            // In the past counts as now.
+            Start::At(at) => at.max(arrived),
+        };
+        if place < earliest && !self.clock_back {
+            return broken(Promise::NoEarlyRun, format!("job {job} is due {} us too early", earliest - place));
+        }
+        if track.facts.status() == Some(Queued) && place != clock {
+            return broken(Promise::Priority, format!("job {job} was queued at {place}, not at the clock {clock}"));
+        }
+        Ok(())
+    }
+
+    // --- claim --------------------------------------------------------------------------------
+
+    fn judge_grant(
+        &mut self,
+        job: JobId,
+        track: &mut Track,
+        before: &Facts,
+        token: Token,
+        clock: Clock,
+        ledger: &mut Ledger,
+    ) -> Result<(), Violation> {
+        let Some(record) = track.facts.lease.clone() else { return Ok(()) };
+        let Some(lease) = record.value else {
+            return broken(Promise::BooksBalance, format!("job {job} has a lease that cannot be read"));
+        };
+        if let Some(last) = track.grants.last()
+            && last.token >= token
+            && !self.clock_back
+        {
+            return broken(
+                Promise::OneLiveLease,
+                format!("job {job}: token {token:?} does not follow {:?}", last.token),
+            );
+        }
+        let item = ItemRef::find(&lease.worker);
+        if !track.excused {
+            if before.status() != Some(Queued)
+                || track.facts.status() != Some(Running)
+                || before.main != track.facts.main
+            {
+                let what = format!("job {job} was leased from {:?}", before.status());
+                return broken(Promise::ForwardOnly, what);
+            }
+            let due = before.places.first().map_or(0, |p| p.1);
+            if due > clock && !self.clock_back {
+                return broken(
+                    Promise::NoEarlyRun,
+                    format!("job {job} was claimed {} us before it is due", due - clock),
+                );
+            }
+            if track.facts.places.first().map(|p| p.1) != Some(due) {
+                return broken(Promise::Priority, format!("job {job} forgot its place in the queue at its claim"));
+            }
+            let full = clock.saturating_add(lease.length_ms.saturating_mul(1_000));
+            if track.facts.leases != Some(full) {
+                return broken(
+                    Promise::OneLiveLease,
+                    format!("job {job}: its lease ends at {:?}, not {full}", track.facts.leases),
+                );
+            }
+            let main = track.facts.main.as_ref().and_then(|m| m.value.clone());
+            if let Some(main) = main
+                && (main.attempts >= main.policy.max_attempts || main.deliveries >= main.policy.max_deliveries)
+            {
+                let what = format!("job {job} was claimed once too often: {}", before.describe(clock));
+                return broken(Promise::BoundedAttempts, what);
+            }
+        }
+        let paused = self.queue_fact(&lease.tenant, &lease.queue).is_some_and(|q| q.paused() && !q.damaged);
+        if paused {
+            return broken(
+                Promise::HonestReplies,
+                format!("job {job} was claimed from {}, which is paused", lease.queue),
+            );
+        }
+        let item = match item {
+            Some(item) => item,
+            None => return broken(Promise::HonestReplies, format!("job {job} was leased to nobody: {lease:?}")),
+        };
+        match ledger.request(item) {
+            Some(Request::Claim(claim)) if claim.tenant == lease.tenant && claim.queues.contains(&lease.queue) => {}
+            other => return broken(Promise::HonestReplies, format!("job {job} was leased to {other:?}")),
+        }
+        self.applied(item, ledger, job, "claim", self.rewound)?;
+        if let Some(found) = ledger.item_mut(item) {
+            found.granted.push(job);
+        }
+        let high = track.facts.leases.unwrap_or(0);
+        track.grants.push(Grant { token, by: Some(item), high, told_until: 0, told_to: None, raised: false });
+        event(track, Kind::Claimed);
+        Ok(())
+    }
+
+    /// priority: what a take left behind in a queue comes after what it took.
+    pub(super) fn judge_take(&mut self, model: &Model, take: &Take, taken: &[Taken]) -> Result<(), Violation> {
+        let mut last: BTreeMap<u16, (Class, u64, JobId)> = BTreeMap::new();
+        for member in taken {
+            let Some(source) = take.from.get(member.source as usize) else { continue };
+            let Index::Status(place) = self.indexes.of(&source.index) else { continue };
+            let Some(job) = keys::job_of(&member.member).filter(|_| place.status == Queued) else { continue };
+            let at = (place.class, member.score, job);
+            let before = last.entry(place.queue).or_insert(at);
+            *before = at.max(*before);
+        }
+        for (queue, (class, score, job)) in last {
+            let Some(home) = self.indexes.queues.get(usize::from(queue)) else { continue };
+            for other in Class::ALL.into_iter().filter(|c| *c <= class) {
+                let index = keys::status(&home.tenant, &home.queue, other, Queued);
+                let Some((first, member)) = model.books().get(&index).and_then(|i| i.first()) else { continue };
+                let waits = keys::job_of(member);
+                if other < class || waits.is_some_and(|w| (*first, w) < (score, job)) {
+                    let what =
+                        format!("{job} ({class:?} @{score}) was claimed while {member} ({other:?} @{first}) waits");
+                    return broken(Promise::Priority, what);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // --- the end of an attempt ----------------------------------------------------------------
+
+    /// The record of the attempt with that token, wherever it is kept.
+    fn attempt_of(after: &Facts, token: Token) -> Option<&AttemptRecord> {
+        let main = after.main.as_ref()?.value.as_ref()?;
+        let last = main.end.as_ref().and_then(|e| e.attempt.as_ref()).filter(|a| a.token == token);
+        last.or_else(|| after.history.as_ref()?.value.as_ref()?.by_token(token))
+    }
+
+    fn attempt_over(&self, track: &mut Track, after: &Facts, token: Token) {
+        if let (Some(attempt), Some(status)) = (Self::attempt_of(after, token), after.status()) {
+            let life = after.main.as_ref().and_then(|m| m.value.as_ref()).map_or(0, |j| j.lives);
+            let (outcome, run_at) = (attempt.outcome, attempt.run_at);
+            track.ended.push(EndedAttempt { token, outcome, status, run_at, change: self.change, life });
+        }
+    }
+
+    fn judge_end(
+        &mut self,
+        job: JobId,
+        track: &mut Track,
+        before: &Facts,
+        clock: Clock,
+        ledger: &mut Ledger,
+    ) -> Result<(), Violation> {
+        let after = track.facts.clone();
+        let to = after.status().unwrap_or(Dead);
+        let Some(token) = before.token() else {
+            return broken(Promise::BooksBalance, format!("job {job} ran without a lease"));
+        };
+        let (Some(old), Some(new)) =
+            (before.main.as_ref().and_then(|m| m.value.clone()), after.main.as_ref().and_then(|m| m.value.clone()))
+        else {
+            return broken(Promise::AckedNeverLost, format!("job {job} lost its record at the end of an attempt"));
+        };
+        if before.main == after.main {
+            // Put back as if it had not been taken; nobody may have been told of this lease.
+            return self.judge_undone(job, track, before, token, to, ledger);
+        }
+        let Some(attempt) = Self::attempt_of(&after, token).cloned() else {
+            let what =
+                format!("job {job}: how the attempt of {token:?} ended is not kept, so a repeat cannot be answered");
+            return broken(Promise::StaleTokenRefused, what);
+        };
+        self.attempt_over(track, &after, token);
+        self.end_cause(job, track, before, &attempt, to, clock, ledger)?;
+        let undelivered = attempt.outcome == AttemptEnd::Expired;
+        let counted = old.attempts + u32::from(attempt.outcome.counts());
+        let delivered = old.deliveries + u32::from(!undelivered);
+        if (new.attempts, new.deliveries) != (counted, delivered) {
+            let what = format!(
+                "job {job}: attempts {} -> {}, deliveries {} -> {} at {:?}",
+                old.attempts, new.attempts, old.deliveries, new.deliveries, attempt.outcome
+            );
+            return broken(Promise::BoundedAttempts, what);
+        }
+        if to.is_terminal() {
+            self.judge_ended(job, track, before, to, Some(&attempt))?;
+        } else if new.attempts >= new.policy.max_attempts || new.deliveries >= new.policy.max_deliveries {
+            let what = format!("job {job} goes on after its last attempt: {}", after.describe(clock));
+            return broken(Promise::BoundedAttempts, what);
+        }
+        self.end_events(track, &attempt, to, &new);
+        Ok(())
+    }
+
+    fn end_events(&self, track: &mut Track, attempt: &AttemptRecord, to: Status, new: &Job) {
+        match (attempt.outcome, to) {
+            (AttemptEnd::Succeeded, _) => event(track, Kind::Succeeded),
+            (AttemptEnd::Cancelled, _) => event(track, Kind::Cancelled),
+            (AttemptEnd::Failed, Retrying) => event(track, Kind::Retrying),
+            (AttemptEnd::Released, Queued) => event(track, Kind::Released),
+            (AttemptEnd::LeaseExpired, _) => event(track, Kind::LeaseExpired),
+            (AttemptEnd::TimedOut, _) => event(track, Kind::TimedOut),
+            (AttemptEnd::Expired, Expired) => event(track, Kind::Expired),
+            (AttemptEnd::Expired, _) if new.end.as_ref().is_some_and(|e| e.reason.as_deref() == Some("lost")) => {
+                event(track, Kind::Lost);
+            }
+            _ => {}
+        }
+        if to == Dead {
+            event(track, Kind::Dead);
+        }
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn end_cause(
+        &mut self,
+        job: JobId,
+        track: &mut Track,
+        before: &Facts,
+        attempt: &AttemptRecord,
+        to: Status,
+        clock: Clock,
+        ledger: &mut Ledger,
+    ) -> Result<(), Violation> {
+        let token = attempt.token;
+        let disturbed = track.disturbed;
+        match (attempt.outcome, to) {
+            (AttemptEnd::Succeeded, Succeeded) => {
+                // A result names the call that brought it.
+                let result = track.facts.result.as_ref().filter(|r| r.at == clock).and_then(|r| r.value.clone());
+                match result.as_deref().and_then(result_mark) {
+                    Some(item) => self.applied(item, ledger, job, "complete", disturbed),
+                    None => self.cause(
+                        job,
+                        track,
+                        ledger,
+                        "complete",
+                        |r| matches!(r, Request::Complete(c) if c.held.token == Some(token)),
+                    ),
+                }
+            }
+            (AttemptEnd::Failed, Retrying | Dead) => {
+                let item = attempt.error.as_ref().and_then(|e| ItemRef::find(&e.message));
+                let Some(item) = item else {
+                    return broken(Promise::HonestReplies, format!("job {job} failed by nobody's word: {attempt:?}"));
+                };
+                self.applied(item, ledger, job, "fail", disturbed)?;
+                self.judge_backoff(job, track, before, attempt, to, clock, ledger, item)
+            }
+            (AttemptEnd::Released, Queued | Dead) => {
+                if to == Queued && track.facts.places.first().map(|p| p.1) != before.places.first().map(|p| p.1) {
+                    return broken(Promise::Priority, format!("job {job} did not go back to its place"));
+                }
+                self.cause(
+                    job,
+                    track,
+                    ledger,
+                    "release",
+                    |r| matches!(r, Request::Release(held) if held.token == Some(token)),
+                )
+            }
+            (AttemptEnd::Cancelled, Cancelled) => {
+                self.cause(job, track, ledger, "cancel", |r| matches!(r, Request::Cancel { .. }))
+            }
+            (AttemptEnd::LeaseExpired, Queued | Dead) => {
+                if to == Queued && track.facts.places.first().map(|p| p.1) != before.places.first().map(|p| p.1) {
+                    return broken(Promise::Priority, format!("job {job} did not go back to its place"));
+                }
+                self.judge_lapse(job, track, before, token, clock)
+            }
+            (AttemptEnd::TimedOut, Retrying | Dead) => {
+                let deadline = before.deadline();
+                if deadline.is_none_or(|d| d > clock) {
+                    return broken(
+                        Promise::ForwardOnly,
+                        format!("job {job} timed out before its deadline {deadline:?}"),
+                    );
+                }
+                Ok(())
+            }
+            // Found unfit to be handed out.
+            (AttemptEnd::Expired, Expired) => {
+                let ttl = before.main.as_ref().and_then(|m| m.value.as_ref()).and_then(|j| j.policy.queue_ttl_ms);
+                let past = ttl.is_some_and(|ttl| clock + CLOCK_SLACK >= track.born + ttl * 1_000);
+                if !past && !self.clock_back {
+                    return broken(Promise::ForwardOnly, format!("job {job} expired before its queue deadline"));
+                }
+                Ok(())
+            }
+            (outcome, to) => broken(
+                Promise::ForwardOnly,
+                format!("job {job}: an attempt ended {outcome:?} and the job went to {to:?}"),
+            ),
+        }
+    }
+
+    /// A lease is reclaimed only from its end on, as its holder was told it.
+    fn judge_lapse(
+        &self,
+        job: JobId,
+        track: &Track,
+        before: &Facts,
+        token: Token,
+        clock: Clock,
+    ) -> Result<(), Violation> {
+        let told = track.grants.iter().find(|g| g.token == token).map_or(0, |g| g.told_until);
+        let ends = before.leases.unwrap_or(0);
+        if ends > clock {
+            return broken(
+                Promise::OneLiveLease,
+                format!("job {job}: a lease was reclaimed {} us before its end", ends - clock),
+            );
+        }
+        if told > clock && !track.disturbed {
+            let what =
+                format!("job {job}: a lease was reclaimed {} us before the end its holder was told", told - clock);
+            return broken(Promise::OneLiveLease, what);
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn judge_backoff(
+        &self,
+        job: JobId,
+        track: &Track,
+        before: &Facts,
+        attempt: &AttemptRecord,
+        to: Status,
+        clock: Clock,
+        ledger: &Ledger,
+        item: ItemRef,
+    ) -> Result<(), Violation> {
+        let (Some(Request::Fail(fail)), Some(old)) =
+            (ledger.request(item), before.main.as_ref().and_then(|m| m.value.as_ref()))
+        else {
+            return broken(Promise::HonestReplies, format!("job {job} failed by no fail"));
+        };
+        if to == Dead {
+            let last = old.attempts + 1 >= old.policy.max_attempts || old.deliveries + 1 >= old.policy.max_deliveries;
+            if fail.retryable && !last && old.policy.max_age_ms.is_none() {
+                return broken(Promise::ForwardOnly, format!("job {job} is dead with attempts left"));
+            }
+            return Ok(());
+        }
+        if !fail.retryable {
+            return broken(Promise::ForwardOnly, format!("job {job} is tried again though its failure forbids it"));
+        }
+        let policy = &old.policy.backoff;
+        let grown = f64::from(policy.factor_milli) / 1_000.0;
+        let least = (policy.base_ms as f64 * grown.powi(old.attempts as i32)).min(policy.max_ms as f64) as u64;
+        let most = least + 2 + least * u64::from(policy.jitter_milli) / 1_000;
+        let (least, most) = fail.retry_in_ms.map_or((least.saturating_sub(2), most), |ms| (ms, ms));
+        let arrived = ledger.get(item.call).and_then(|c| c.arrived).map_or(0, |a| a.0.clock);
+        let due = track.facts.due.unwrap_or(0);
+        let kept = attempt.run_at == Some(due);
+        if !self.clock_back && (!kept || due < arrived + least * 1_000 || due > clock + most * 1_000) {
+            let what = format!(
+                "job {job} is tried again at {due}, not between {} and {}",
+                arrived + least * 1_000,
+                clock + most * 1_000
+            );
+            return broken(Promise::NoEarlyRun, what);
+        }
+        Ok(())
+    }
+
+    fn judge_undone(
+        &self,
+        job: JobId,
+        track: &mut Track,
+        before: &Facts,
+        token: Token,
+        to: Status,
+        ledger: &Ledger,
+    ) -> Result<(), Violation> {
+        let same_place = track.facts.places.first().map(|p| p.1) == before.places.first().map(|p| p.1);
+        let grant = track.grants.iter().find(|g| g.token == token);
+        let told = grant.is_some_and(|g| g.told_to.is_some());
+        let gone = grant.and_then(|g| g.by).and_then(|by| ledger.get(by.call)).is_some_and(|c| c.hung_up);
+        if to != Queued || !same_place || told || !gone {
+            let what = format!("job {job} was put back (told {told}, asker gone {gone}) to {to:?}");
+            return broken(Promise::ForwardOnly, what);
+        }
+        event(track, Kind::Released);
+        Ok(())
+    }
+
+    /// What holds of every end of a life.
+    fn judge_ended(
+        &self,
+        job: JobId,
+        track: &Track,
+        before: &Facts,
+        to: Status,
+        attempt: Option<&AttemptRecord>,
+    ) -> Result<(), Violation> {
+        let old = before.main.as_ref().and_then(|m| m.value.as_ref());
+        let new = track.facts.main.as_ref().and_then(|m| m.value.as_ref());
+        let (Some(old), Some(new)) = (old, new) else {
+            return broken(Promise::AckedNeverLost, format!("job {job} ended without a record"));
+        };
+        let end = new.end.as_ref();
+        if old.end.is_some() || end.map(|e| e.status) != Some(to) || new.lives != old.lives {
+            return broken(Promise::ForwardOnly, format!("job {job} ended {to:?}, its record says {end:?}"));
+        }
+        if end.and_then(|e| e.attempt.as_ref()).map(|a| a.token) != attempt.map(|a| a.token) {
+            return broken(
+                Promise::StaleTokenRefused,
+                format!("job {job} ended by {attempt:?}, its record says {end:?}"),
+            );
+        }
+        Ok(())
+    }
+
+    // --- other moves --------------------------------------------------------------------------
+
+    fn judge_promotion(
+        &self,
+        job: JobId,
+        before: &Facts,
+        after: &Facts,
+        from: Status,
+        clock: Clock,
+    ) -> Result<(), Violation> {
+        let due = before.places.first().map_or(0, |p| p.1);
+        if due > clock {
+            return broken(Promise::NoEarlyRun, format!("job {job} left {from:?} {} us before it is due", due - clock));
+        }
+        if after.places.first().map(|p| p.1) != Some(due) || before.main != after.main {
+            return broken(Promise::Priority, format!("job {job} was not queued at its due time"));
+        }
+        Ok(())
+    }
+
+    fn judge_retry(
+        &mut self,
+        job: JobId,
+        track: &mut Track,
+        before: &Facts,
+        clock: Clock,
+        ledger: &mut Ledger,
+    ) -> Result<(), Violation> {
+        self.cause(job, track, ledger, "retry", |r| matches!(r, Request::Retry { .. }))?;
+        let (old, new) = (before.job(clock), track.facts.job(clock));
+        let fresh = new.is_some_and(|n| {
+            (n.attempts, n.deliveries, n.lives) == (0, 0, old.map_or(0, |o| o.lives) + 1)
+                && n.end.is_none()
+                && n.key.is_none()
+        });
+        if !fresh {
+            return broken(Promise::ForwardOnly, format!("job {job}: a new life that is not new: {new:?}"));
+        }
+        track.born = clock;
+        event(track, Kind::Retried);
+        Ok(())
+    }
+
+    fn judge_gone(
+        &mut self,
+        job: JobId,
+        track: &mut Track,
+        before: &Facts,
+        from: Status,
+        clock: Clock,
+        ledger: &mut Ledger,
+    ) -> Result<usize, Violation> {
+        let score = before.places.first().map_or(0, |p| p.1);
+        let expired = before.main.as_ref().is_none_or(|m| !m.lives(clock));
+        if score <= clock && expired {
+            return Ok(0);
+        }
+        let deleted = track.facts.main.as_ref().and_then(|m| m.value.as_ref()).is_some_and(|j| j.deleted);
+        if !deleted {
+            let what = format!("job {job} left {from:?} before its retention ended");
+            return broken(Promise::AckedNeverLost, what);
+        }
+        self.cause(job, track, ledger, "delete or purge", |request| match request {
+            Request::Delete { .. } => true,
+            Request::Purge { status, .. } => *status == from,
+            _ => false,
+        })?;
+        event(track, Kind::Deleted);
+        Ok(1)
+    }
+
+    /// The status stayed: leases are renewed, and nothing else moves.
+    fn judge_same(
+        &mut self,
+        job: JobId,
+        track: &mut Track,
+        before: &Facts,
+        clock: Clock,
+        ledger: &mut Ledger,
+    ) -> Result<(), Violation> {
+        let after = track.facts.clone();
+        if before.places != after.places {
+            return broken(Promise::Priority, format!("job {job} moved within its index"));
+        }
+        if before.main != after.main {
+            let what =
+                format!("job {job}'s record changed without a transition: {:?} -> {:?}", before.main, after.main);
+            return broken(Promise::ForwardOnly, what);
+        }
+        let (Some(token), Some(old), Some(new)) = (after.token(), before.leases, after.leases) else { return Ok(()) };
+        if new == old {
+            return Ok(());
+        }
+        let (Some(lease), Some(main)) =
+            (after.lease.as_ref().and_then(|l| l.value.clone()), after.main.as_ref().and_then(|m| m.value.clone()))
+        else {
+            return Ok(());
+        };
+        let own = main.policy.lease_ms.filter(|_| !lease.explicit).unwrap_or(lease.length_ms) * 1_000;
+        let deadline = after.deadline();
+        let at_grant = deadline.map_or(token.at + own, |d| d.min(token.at + own));
+        let Some(grant) = track.grants.iter_mut().find(|g| g.token == token) else { return Ok(()) };
+        if new == at_grant && !grant.raised {
+            // The job's own length or deadline, set before the lease is handed out.
+            return Ok(());
+        }
+        if new < old {
+            let what = format!("job {job}: a lease was cut from {old} to {new} (told until {})", grant.told_until);
+            return broken(Promise::OneLiveLease, what);
+        }
+        grant.raised = true;
+        let cap = deadline.unwrap_or(u64::MAX).min(clock + own);
+        if new > cap && !self.clock_back {
+            let what = format!("job {job}: a lease was raised to {new}, beyond {cap}");
+            return broken(Promise::OneLiveLease, what);
+        }
+        self.cause(
+            job,
+            track,
+            ledger,
+            "heartbeat",
+            |r| matches!(r, Request::Heartbeat(b) if b.held.token == Some(token)),
+        )
+    }
+
+    // --- causes -------------------------------------------------------------------------------
+
+    /// A request that is named by what it wrote: it must still be allowed to have effects.
+    fn applied(
+        &self,
+        item: ItemRef,
+        ledger: &mut Ledger,
+        job: JobId,
+        what: &str,
+        disturbed: bool,
+    ) -> Result<(), Violation> {
+        if !ledger.may_apply(item) && !disturbed {
+            let fate = ledger.item(item).map(|i| i.fate);
+            let what = format!("{what} of call {} was applied to job {job} after it was answered {fate:?}", item.call);
+            return broken(Promise::HonestReplies, what);
+        }
+        if let Some(found) = ledger.item_mut(item) {
+            found.effects += 1;
+        }
+        Ok(())
+    }
+
+    /// Some request that fits must be under way, or have ended unknown.
+    fn cause(
+        &self,
+        job: JobId,
+        track: &Track,
+        ledger: &mut Ledger,
+        what: &str,
+        fits: impl Fn(&Request) -> bool,
+    ) -> Result<(), Violation> {
+        let home = track.facts.main.as_ref().and_then(|m| m.value.clone());
+        let purges = self.purges.iter().filter(|p| {
+            matches!((ledger.request(**p), &home), (Some(Request::Purge { tenant, queue, .. }), Some(home))
+                if *tenant == home.tenant && *queue == home.queue)
+        });
+        let fitting: Vec<ItemRef> = track
+            .askers
+            .iter()
+            .chain(purges)
+            .copied()
+            .filter(|item| ledger.may_apply(*item) && ledger.request(*item).is_some_and(&fits))
+            .collect();
+        match fitting.as_slice() {
+            [] if track.disturbed => Ok(()),
+            [] => broken(Promise::HonestReplies, format!("job {job}: {what} without any request that may still apply")),
+            [one] => {
+                if let Some(item) = ledger.item_mut(*one) {
+                    item.effects += 1;
+                }
+                Ok(())
+            }
+            several => {
+                for one in several {
+                    if let Some(item) = ledger.item_mut(*one) {
+                        item.shared += 1;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn event(track: &mut Track, kind: Kind) {
+    *track.events.entry(kind).or_default() += 1;
+}
+
+/// The request that a stored result names.
+pub(super) fn result_mark(stored: &[u8]) -> Option<ItemRef> {
+    let content = leasehold_core::job::record::decode_content(&bytes::Bytes::copy_from_slice(stored)).ok()?;
+    ItemRef::find(std::str::from_utf8(&content.data.bytes).ok()?)
+}

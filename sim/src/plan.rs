@@ -1,0 +1,86 @@
+//! A plan: a seed, and the sparse list of where its draws are overridden. As text, a line each:
+//!
+//! ```text
+//! seed 42
+//! mute store-reply
+//! set client/0#17 = 3
+//! ```
+//!
+//! `mute` silences every draw of a topic (value 0: harmless); `set` fixes one draw, counted from 0.
+
+use crate::choices::{Label, Seeded, Topic};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub seed: u64,
+    pub mute: Vec<Topic>,
+    pub set: Vec<(Label, u64, u64)>,
+}
+
+impl Plan {
+    pub fn of(seed: u64) -> Plan {
+        Plan { seed, ..Plan::default() }
+    }
+
+    pub fn choices(&self) -> Seeded {
+        let mut choices = Seeded::new(self.seed);
+        self.mute.iter().for_each(|topic| choices.mute(*topic));
+        self.set.iter().for_each(|(label, n, value)| choices.set(*label, *n, *value));
+        choices
+    }
+
+    pub fn parse(text: &str) -> Result<Plan, String> {
+        let mut plan = Plan::default();
+        for (n, line) in text.lines().enumerate() {
+            let line = line.split('#').next().filter(|l| !l.contains("set ")).unwrap_or(line).trim();
+            let bad = || format!("line {}: cannot read {line:?}", n + 1);
+            match line.split_once(' ') {
+                None if line.is_empty() => {}
+                Some(("seed", seed)) => plan.seed = seed.trim().parse().map_err(|_| bad())?,
+                Some(("mute", name)) => plan.mute.push(topic(name.trim()).ok_or_else(bad)?),
+                Some(("set", rest)) => plan.set.push(setting(rest).ok_or_else(bad)?),
+                _ => return Err(bad()),
+            }
+        }
+        Ok(plan)
+    }
+}
+
+impl std::fmt::Display for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "seed {}", self.seed)?;
+        for topic in &self.mute {
+            writeln!(f, "mute {}", topic.text())?;
+        }
+        for (label, n, value) in &self.set {
+            writeln!(f, "set {label}#{n} = {value}")?;
+        }
+        Ok(())
+    }
+}
+
+pub fn topic(name: &str) -> Option<Topic> {
+    Topic::ALL.iter().copied().find(|t| t.text() == name)
+}
+
+fn setting(text: &str) -> Option<(Label, u64, u64)> {
+    let (draw, value) = text.split_once('=')?;
+    let (label, n) = draw.trim().split_once('#')?;
+    let (name, actor) = label.split_once('/')?;
+    let label = Label { topic: topic(name)?, actor: actor.parse().ok()? };
+    Some((label, n.trim().parse().ok()?, value.trim().parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_reads_back() {
+        let plan =
+            Plan { seed: 7, mute: vec![Topic::StoreReply, Topic::Chaos], set: vec![(Topic::Client.of(2), 17, 3)] };
+        assert_eq!(Plan::parse(&plan.to_string()), Ok(plan));
+        assert!(Plan::parse("mute nothing-known").is_err());
+        assert_eq!(Plan::parse("# nothing\n\nseed 3\n"), Ok(Plan::of(3)));
+    }
+}

@@ -1,0 +1,271 @@
+//! What a run says.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use leasehold_core::replica::Mark;
+
+use crate::choices::Topic;
+use crate::oracle::Violation;
+use crate::plan::Plan;
+use crate::setup::{SECOND, Setup};
+use crate::world::{Counts, World};
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub plan: Plan,
+    pub setup: Setup,
+    pub digest: u64,
+    pub counts: Counts,
+    pub marks: BTreeMap<Mark, u64>,
+    pub sim_us: u64,
+    pub checks: u64,
+    pub jobs: usize,
+    pub broken: Option<Violation>,
+    /// The message of a panic, wherever it came from.
+    pub panicked: Option<String>,
+}
+
+pub const HELD: u8 = 0;
+pub const USAGE: u8 = 1;
+pub const SAFETY: u8 = 10;
+pub const LIVENESS: u8 = 11;
+pub const PANIC: u8 = 12;
+pub const NOT_DETERMINISTIC: u8 = 13;
+
+impl Outcome {
+    pub fn held(&self) -> bool {
+        self.status() == HELD
+    }
+
+    pub fn status(&self) -> u8 {
+        match (&self.panicked, &self.broken) {
+            (Some(_), _) => PANIC,
+            (None, Some(violation)) if violation.promise.is_liveness() => LIVENESS,
+            (None, Some(_)) => SAFETY,
+            (None, None) => HELD,
+        }
+    }
+
+    pub fn promise(&self) -> &'static str {
+        match (&self.panicked, &self.broken) {
+            (Some(_), _) => "panic",
+            (None, Some(violation)) => violation.promise.text(),
+            (None, None) => "held",
+        }
+    }
+}
+
+/// Runs one plan to its end.
+pub fn run(plan: &Plan, trace: bool) -> Outcome {
+    let mut choices = plan.choices();
+    let setup = Setup::draw(plan.seed, &mut choices);
+    run_setup(plan, setup, choices, trace)
+}
+
+fn run_setup(plan: &Plan, setup: Setup, choices: crate::choices::Seeded, trace: bool) -> Outcome {
+    let mut world = World::new(setup.clone(), choices);
+    world.trace = trace;
+    let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
+    let panicked = ran.err().map(|cause| {
+        let text = cause.downcast_ref::<String>().cloned();
+        text.or_else(|| cause.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
+    });
+    Outcome {
+        plan: plan.clone(),
+        setup,
+        digest: world.digest.value(),
+        sim_us: world.now,
+        checks: world.oracle.checks(),
+        jobs: world.oracle.known().count(),
+        broken: world.broken.take(),
+        panicked,
+        counts: world.counts,
+        marks: world.marks,
+    }
+}
+
+/// Drops kinds of faults as long as the same promise breaks.
+pub fn shrink(outcome: &Outcome) -> Plan {
+    let promise = outcome.promise();
+    let mut plan = outcome.plan.clone();
+    for topic in Topic::ALL.iter().copied().filter(|t| t.is_fault()) {
+        let mut less = plan.clone();
+        less.mute.push(topic);
+        if run(&less, false).promise() == promise {
+            plan = less;
+        }
+    }
+    plan
+}
+
+/// Silences the message of panics that are caught and reported.
+pub fn quiet_panics() {
+    std::panic::set_hook(Box::new(|_| {}));
+}
+
+/// One screen about one seed.
+pub fn summary(o: &Outcome, took: Duration) -> String {
+    let mut out = String::new();
+    let s = &o.setup;
+    let c = &s.config;
+    let w = &mut out;
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        w,
+        "seed {}  {}  {} replicas, {} clients, {} workers",
+        s.seed,
+        s.regime.text(),
+        s.replicas,
+        s.clients,
+        s.workers
+    );
+    let _ = writeln!(
+        w,
+        "config  mailbox {} commits {} reads {} commit_txns {} sweep {} ms scrub {} ms retention {} ms lease {} ms",
+        c.mailbox, c.commits, c.reads, c.commit_txns, c.sweep_ms, c.scrub_ms, c.retention_ms, c.lease_ms
+    );
+    let faults: Vec<String> = s.faults.on().iter().map(|(name, weight)| format!("{name} {weight}")).collect();
+    let _ = writeln!(w, "faults on  {}", if faults.is_empty() { "none".into() } else { faults.join(", ") });
+    let met: Vec<String> = o.counts.faults.iter().map(|(name, n)| format!("{name} {n}")).collect();
+    let _ = writeln!(w, "faults met  {}", if met.is_empty() { "none".into() } else { met.join(", ") });
+    let n = &o.counts;
+    let _ = writeln!(
+        w,
+        "counts  {} jobs, {} calls, {} handed out, {} completed, {} steps, {} reads, {} commits, {} txns applied, {} refused, {} checks",
+        o.jobs, n.calls, n.claimed, n.completed, n.steps, n.reads, n.commits, n.txns_applied, n.txns_refused, o.checks
+    );
+    let marks: Vec<String> = o.marks.iter().map(|(mark, n)| format!("{mark:?} {n}")).collect();
+    let _ = writeln!(w, "marks  {}", marks.join(", "));
+    let _ = writeln!(
+        w,
+        "{} events, {} simulated s, {:.1} ms, {:.0} events/s",
+        n.events,
+        o.sim_us / SECOND,
+        took.as_secs_f64() * 1e3,
+        n.events as f64 / took.as_secs_f64().max(1e-9)
+    );
+    if !o.held() {
+        let _ = write!(w, "{}", failure(o));
+    }
+    let _ = writeln!(w, "digest {:016x}", o.digest);
+    out
+}
+
+/// What broke, and how to see it again.
+pub fn failure(o: &Outcome) -> String {
+    let mut out = String::new();
+    let at = format!("event {}, {}.{:06} s", o.counts.events, o.sim_us / SECOND, o.sim_us % SECOND);
+    let what = match (&o.panicked, &o.broken) {
+        (Some(panic), _) => panic.clone(),
+        (None, Some(violation)) => violation.what.clone(),
+        (None, None) => return out,
+    };
+    let _ = writeln!(out, "BROKEN {} at {at}", o.promise());
+    let _ = writeln!(out, "  {what}");
+    let _ = writeln!(out, "  cargo run --release -p sim -- --seed {}", o.plan.seed);
+    out
+}
+
+/// What many seeds came to.
+#[derive(Clone, Debug, Default)]
+pub struct Soak {
+    pub seeds: u64,
+    pub events: u64,
+    pub sim_us: u64,
+    pub jobs: u64,
+    pub checks: u64,
+    pub marks: BTreeMap<Mark, u64>,
+    pub faults: BTreeMap<&'static str, u64>,
+    pub broken: Vec<Outcome>,
+}
+
+const MARKS: [Mark; 20] = [
+    Mark::BreakerOpened,
+    Mark::BreakerClosed,
+    Mark::LateReply,
+    Mark::CommitUnknown,
+    Mark::SettledApplied,
+    Mark::SettledNotApplied,
+    Mark::SettledUnknown,
+    Mark::RaceLost,
+    Mark::LeaseLapsed,
+    Mark::RunTimedOut,
+    Mark::JobLost,
+    Mark::JobReindexed,
+    Mark::JobQuarantined,
+    Mark::NewerFormat,
+    Mark::GhostRemoved,
+    Mark::ClaimExceptions,
+    Mark::ClaimRepeated,
+    Mark::ClaimUndone,
+    Mark::MailboxFull,
+    Mark::KeyTakenOver,
+];
+
+impl Soak {
+    pub fn add(&mut self, o: Outcome) {
+        self.seeds += 1;
+        self.events += o.counts.events;
+        self.sim_us += o.sim_us;
+        self.jobs += o.jobs as u64;
+        self.checks += o.checks;
+        for (mark, n) in &o.marks {
+            *self.marks.entry(*mark).or_default() += n;
+        }
+        for (fault, n) in &o.counts.faults {
+            *self.faults.entry(fault).or_default() += n;
+        }
+        if !o.held() {
+            self.broken.push(o);
+        }
+    }
+
+    pub fn unreached(&self) -> Vec<Mark> {
+        MARKS.into_iter().filter(|m| !self.marks.contains_key(m)).collect()
+    }
+
+    /// The worst exit status of those that broke.
+    pub fn status(&self) -> u8 {
+        self.broken.first().map_or(HELD, Outcome::status)
+    }
+
+    pub fn summary(&self, took: Duration) -> String {
+        let secs = took.as_secs_f64().max(1e-9);
+        let mut out = String::new();
+        let _ = writeln!(
+            out,
+            "{} seeds, {} broken; {} jobs, {} events, {} checks; {:.1} s, {:.0} events/s, {:.0} simulated s/s ({:.1} h simulated)",
+            self.seeds,
+            self.broken.len(),
+            self.jobs,
+            self.events,
+            self.checks,
+            secs,
+            self.events as f64 / secs,
+            self.sim_us as f64 / SECOND as f64 / secs,
+            self.sim_us as f64 / SECOND as f64 / 3_600.0,
+        );
+        let faults: Vec<String> = self.faults.iter().map(|(name, n)| format!("{name} {n}")).collect();
+        let _ = writeln!(out, "faults  {}", faults.join(", "));
+        let marks: Vec<String> = self.marks.iter().map(|(mark, n)| format!("{mark:?} {n}")).collect();
+        let _ = writeln!(out, "marks reached  {}", marks.join(", "));
+        let unreached: Vec<String> = self.unreached().iter().map(|m| format!("{m:?}")).collect();
+        let _ = writeln!(
+            out,
+            "marks unreached  {}",
+            if unreached.is_empty() { "none".into() } else { unreached.join(", ") }
+        );
+        let mut kinds: BTreeMap<&'static str, Vec<u64>> = BTreeMap::new();
+        for o in &self.broken {
+            kinds.entry(o.promise()).or_default().push(o.plan.seed);
+        }
+        for (promise, seeds) in kinds {
+            let some: Vec<String> = seeds.iter().take(8).map(u64::to_string).collect();
+            let _ = writeln!(out, "broken {promise}: {} seeds, {}", seeds.len(), some.join(" "));
+        }
+        out
+    }
+}

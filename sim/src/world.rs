@@ -1,0 +1,375 @@
+//! The world: one plain value, one thread, one heap of events ordered by (time, sequence).
+//!
+//! Replicas, the store, the links between them, clients, workers, an operator and the ledger of what
+//! was acknowledged to whom. Time jumps to the next event. The same setup and the same choices give
+//! the same run, event by event.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+
+use leasehold_core::replica::Mark;
+use leasehold_core::store::StoreError;
+use leasehold_core::{Input, Name, Request, StoreAnswer, StoreId, StoreOp};
+
+use crate::calls::{CallId, Caller, Heard, Ledger};
+use crate::choices::{Choices as _, Seeded, Topic};
+use crate::clients::{Client, Operator};
+use crate::fold::Digest;
+use crate::links::Links;
+use crate::oracle::{Oracle, Promise, Violation};
+use crate::replicas::Host;
+use crate::setup::{SECOND, Setup};
+use crate::store::StoreHost;
+use crate::workers::Worker;
+
+/// Microseconds since the run began.
+pub type Micros = u64;
+
+/// What can happen next.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A call reaches its replica.
+    Arrive {
+        call: CallId,
+    },
+    /// A replica notices that its caller has gone.
+    HangUp {
+        replica: u8,
+        epoch: u32,
+        call: CallId,
+    },
+    /// A request reaches the store. `answer` is whether its answer goes back to the replica.
+    AtStore {
+        replica: u8,
+        epoch: u32,
+        id: StoreId,
+        op: Arc<StoreOp>,
+        answer: bool,
+    },
+    FromStore {
+        replica: u8,
+        epoch: u32,
+        id: StoreId,
+        reply: Arc<Result<StoreAnswer, StoreError>>,
+    },
+    Notify {
+        replica: u8,
+        epoch: u32,
+        topic: Name,
+    },
+    Timer {
+        replica: u8,
+        epoch: u32,
+        set: u32,
+    },
+    /// An answer reaches its caller.
+    Answer {
+        call: CallId,
+        heard: Box<Heard>,
+    },
+    GiveUp {
+        call: CallId,
+    },
+    Boot {
+        replica: u8,
+        epoch: u32,
+    },
+    Resume {
+        replica: u8,
+        epoch: u32,
+    },
+    Client {
+        client: u8,
+    },
+    Worker {
+        worker: u8,
+        wake: u32,
+    },
+    Operator,
+    Chaos,
+    /// The store has room again.
+    Room,
+    /// The oracle looks at what only time can break.
+    Look,
+    /// Nothing: lets a script's time pass.
+    Pass,
+}
+
+#[derive(Clone, Debug)]
+struct Scheduled {
+    at: Micros,
+    seq: u64,
+    event: Event,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.seq) == (other.at, other.seq)
+    }
+}
+impl Eq for Scheduled {}
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.seq).cmp(&(other.at, other.seq))
+    }
+}
+
+/// Which part of the run it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Faults on.
+    Chaos,
+    /// Everything healed; the work must come to its end.
+    Calm,
+    /// No work left, nobody asks for anything.
+    Quiet,
+    /// A script drives.
+    Script,
+}
+
+/// How much happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub events: u64,
+    pub steps: u64,
+    pub calls: u64,
+    pub commits: u64,
+    pub txns_applied: u64,
+    pub txns_refused: u64,
+    pub reads: u64,
+    pub crashes: u64,
+    pub submitted: u64,
+    pub claimed: u64,
+    pub completed: u64,
+    /// Large faults by name.
+    pub faults: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct World {
+    pub now: Micros,
+    pub setup: Setup,
+    pub choices: Seeded,
+    heap: BinaryHeap<Reverse<Scheduled>>,
+    seq: u64,
+    pub phase: Phase,
+    pub hosts: Vec<Host>,
+    pub store: StoreHost,
+    pub links: Links,
+    pub ledger: Ledger,
+    pub clients: Vec<Client>,
+    pub workers: Vec<Worker>,
+    pub operator: Operator,
+    pub oracle: Oracle,
+    pub digest: Digest,
+    pub counts: Counts,
+    pub marks: BTreeMap<Mark, u64>,
+    /// The first promise that was broken.
+    pub broken: Option<Violation>,
+    /// Prints every event.
+    pub trace: bool,
+}
+
+impl World {
+    pub fn new(setup: Setup, choices: Seeded) -> World {
+        let store = StoreHost::new();
+        let oracle = Oracle::new(&setup);
+        let mut world = World {
+            now: 0,
+            phase: if setup.random { Phase::Chaos } else { Phase::Script },
+            hosts: Vec::new(),
+            store,
+            links: Links::new(setup.replicas),
+            ledger: Ledger::default(),
+            clients: Vec::new(),
+            workers: Vec::new(),
+            operator: Operator::default(),
+            oracle,
+            digest: Digest::default(),
+            counts: Counts::default(),
+            marks: BTreeMap::new(),
+            broken: None,
+            trace: false,
+            heap: BinaryHeap::new(),
+            seq: 0,
+            choices,
+            setup,
+        };
+        for replica in 0..world.setup.replicas {
+            world.hosts.push(Host::default());
+            let after = if world.setup.random { world.choices.draw(Topic::Latency.of(0), SECOND) } else { 0 };
+            world.schedule(after, Event::Boot { replica: replica as u8, epoch: 0 });
+        }
+        if world.setup.random {
+            world.start_load();
+            world.schedule(SECOND, Event::Look);
+            if world.setup.chaos_every_us > 0 {
+                world.schedule(world.setup.chaos_every_us, Event::Chaos);
+            }
+        }
+        world
+    }
+
+    pub fn schedule(&mut self, after: Micros, event: Event) {
+        self.seq += 1;
+        self.heap.push(Reverse(Scheduled { at: self.now + after, seq: self.seq, event }));
+    }
+
+    /// When the next event is.
+    pub fn next_at(&self) -> Option<Micros> {
+        self.heap.peek().map(|Reverse(s)| s.at)
+    }
+
+    /// Takes the next event; false when there is none or a promise was broken.
+    pub fn step(&mut self) -> bool {
+        if self.broken.is_some() {
+            return false;
+        }
+        let Some(Reverse(next)) = self.heap.pop() else { return false };
+        self.now = self.now.max(next.at);
+        self.happen(next.event);
+        self.broken.is_none()
+    }
+
+    /// Runs until that time, inclusive.
+    pub fn run_until(&mut self, at: Micros) {
+        while self.next_at().is_some_and(|next| next <= at) {
+            if !self.step() {
+                break;
+            }
+        }
+        if self.broken.is_none() {
+            self.now = self.now.max(at);
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        if let Event::Timer { replica, epoch, set } = event
+            && !self.timer_is_set(replica, epoch, set)
+        {
+            return;
+        }
+        self.counts.events += 1;
+        self.digest.num(self.now);
+        if self.trace && !matches!(event, Event::Pass | Event::Look) {
+            self.print(&event);
+        }
+        match event {
+            Event::Arrive { call } => self.call_arrives(call),
+            Event::HangUp { replica, epoch, call } => self.hang_up_arrives(usize::from(replica), epoch, call),
+            Event::AtStore { replica, epoch, id, op, answer } => {
+                self.at_store(usize::from(replica), epoch, id, &op, answer);
+            }
+            Event::FromStore { replica, epoch, id, reply } => {
+                self.from_store(usize::from(replica), epoch, id, &reply);
+            }
+            Event::Notify { replica, epoch, topic } => {
+                self.input(usize::from(replica), epoch, Input::Notified { topic });
+            }
+            Event::Timer { replica, epoch, .. } => self.input(usize::from(replica), epoch, Input::Timer),
+            Event::Answer { call, heard } => self.answer_arrives(call, *heard),
+            Event::GiveUp { call } => self.give_up(call),
+            Event::Boot { replica, epoch } => self.boot(usize::from(replica), epoch),
+            Event::Resume { replica, epoch } => self.resume(usize::from(replica), epoch),
+            Event::Client { client } => self.client_wakes(usize::from(client)),
+            Event::Worker { worker, wake } => self.worker_wakes(usize::from(worker), wake),
+            Event::Operator => self.operator_wakes(),
+            Event::Chaos => self.chaos(),
+            Event::Room => self.store.model.full = false,
+            Event::Look => self.look(),
+            Event::Pass => {}
+        }
+    }
+
+    /// Notes a broken promise; the first one ends the run.
+    pub fn hold(&mut self, checked: Result<(), Violation>) {
+        if let Err(violation) = checked
+            && self.broken.is_none()
+        {
+            self.broken = Some(violation);
+        }
+    }
+
+    pub fn violate(&mut self, promise: Promise, what: String) {
+        self.hold(Err(Violation { promise, what }));
+    }
+
+    /// Counts a large fault.
+    pub fn fault(&mut self, name: &'static str) {
+        *self.counts.faults.entry(name).or_default() += 1;
+        self.digest.bytes(name.as_bytes());
+        if self.trace {
+            println!("{:>12}  FAULT {name}", self.stamp());
+        }
+    }
+
+    pub fn stamp(&self) -> String {
+        format!("{}.{:06}", self.now / SECOND, self.now % SECOND)
+    }
+
+    fn print(&self, event: &Event) {
+        let text = match event {
+            Event::Arrive { call } | Event::GiveUp { call } => {
+                let what = self.ledger.get(*call).map(|c| (c.replica, c.caller, c.request.clone()));
+                format!("{event:?} {what:?}")
+            }
+            _ => format!("{event:?}"),
+        };
+        println!("{:>12}  {text}", self.stamp());
+    }
+
+    /// Every second: what only time can break.
+    fn look(&mut self) {
+        self.store.tick(self.now);
+        let late = self.unanswered();
+        if let Some(call) = late {
+            let what = format!("call {call} was not answered in its time: {:?}", self.ledger.get(call));
+            self.violate(Promise::NoSilentStall, what);
+        }
+        self.schedule(SECOND, Event::Look);
+    }
+
+    /// A call that a running, undisturbed replica should have answered by now.
+    fn unanswered(&self) -> Option<CallId> {
+        for (replica, host) in self.hosts.iter().enumerate() {
+            if host.replica.is_none() || host.paused {
+                continue;
+            }
+            for call in &host.open {
+                let Some(found) = self.ledger.get(*call) else { continue };
+                let Some((arrived, _)) = found.arrived else { continue };
+                let elapsed = host.elapsed_ms(self.now).saturating_sub(host.elapsed_ms(arrived.now));
+                if elapsed > answer_within_ms(&found.request) && host.undisturbed_since <= arrived.now {
+                    debug_assert_eq!(found.replica, replica);
+                    return Some(*call);
+                }
+            }
+        }
+        None
+    }
+
+    pub fn call(&mut self, caller: Caller, tag: u64, replica: usize, request: Request, patience: Micros) -> CallId {
+        let call = self.ledger.open(caller, tag, replica, request, self.now);
+        self.counts.calls += 1;
+        self.send_call(call, patience);
+        call
+    }
+}
+
+/// Milliseconds within which a request must be answered (law: come what may), with some slack for
+/// the timer's own pace.
+pub fn answer_within_ms(request: &Request) -> u64 {
+    let wait = match request {
+        Request::Claim(claim) => claim.wait_ms,
+        Request::Events { wait_ms, .. } => *wait_ms,
+        Request::Batch(items) => items.iter().map(answer_within_ms).max().unwrap_or(0),
+        _ => 0,
+    };
+    wait.min(leasehold_core::limits::WAIT_MS) + leasehold_core::limits::REQUEST_MS + 500
+}
