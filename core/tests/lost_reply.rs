@@ -1,0 +1,225 @@
+//! Goal: whatever becomes of one call to the store, every command has its effect once, and its answer
+//! is honest. Method: each command is run once for every call that it makes and every fate of that
+//! call: the request lost, the reply lost, or the request stuck and applied much later.
+//!
+//! C70 of the field cases: a store command is applied and its reply is lost.
+
+mod support;
+
+use leasehold_core::ids::{JobId, Token};
+use leasehold_core::job::record::ErrorInfo;
+use leasehold_core::opaque::{Content, Opaque};
+use leasehold_core::request::{Beat, Claim, Complete, EventCursor, Fail, Held, Submit};
+use leasehold_core::store::StoreError;
+use leasehold_core::{Failure, Input, Outcome, Request, Response, StoreOp};
+use support::World;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    RequestLost,
+    ReplyLost,
+    /// Applied so many milliseconds after the replica gave up on it.
+    Stuck(u64),
+}
+
+const FATES: [Fate; 5] =
+    [Fate::RequestLost, Fate::ReplyLost, Fate::Stuck(500), Fate::Stuck(3_000), Fate::Stuck(20_000)];
+
+fn held(job: JobId, token: Token) -> Held {
+    Held { tenant: "default".into(), job, token: Some(token) }
+}
+
+fn submit(key: Option<&str>) -> Submit {
+    let mut s = Submit::new("default", "q", Content::json("1"));
+    s.key = key.map(String::from);
+    s.max_attempts = Some(2);
+    s
+}
+
+fn created(outcome: Outcome) -> JobId {
+    match outcome {
+        Ok(Response::Created(view)) => view.id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Prepares a world and gives the command under test.
+type Case = (&'static str, fn(&mut World) -> Request);
+
+const CASES: [Case; 12] = [
+    ("submit", |_| Request::Submit(Box::new(submit(None)))),
+    ("submit with a key", |_| Request::Submit(Box::new(submit(Some("k"))))),
+    ("batch of submits", |_| {
+        Request::Batch((0..3).map(|i| Request::Submit(Box::new(submit((i > 0).then_some("k"))))).collect())
+    }),
+    ("claim", |w| {
+        created(w.submit(0, submit(None)));
+        created(w.submit(0, submit(None)));
+        claim(None)
+    }),
+    ("claim with an id", |w| {
+        created(w.submit(0, submit(None)));
+        claim(Some("c"))
+    }),
+    ("heartbeat", |w| {
+        let (job, token) = running(w);
+        Request::Heartbeat(Beat { held: held(job, token), progress: Some(Opaque::new("7")), seq: Some(1) })
+    }),
+    ("complete", |w| {
+        let (job, token) = running(w);
+        Request::Complete(Box::new(Complete { held: held(job, token), result: Some(Content::json("\"r\"")) }))
+    }),
+    ("fail", |w| {
+        let (job, token) = running(w);
+        Request::Fail(Box::new(failed(held(job, token), true)))
+    }),
+    ("fail for good", |w| {
+        let (job, token) = running(w);
+        Request::Fail(Box::new(failed(held(job, token), false)))
+    }),
+    ("release", |w| {
+        let (job, token) = running(w);
+        Request::Release(held(job, token))
+    }),
+    ("cancel", |w| {
+        let job = created(w.submit(0, submit(Some("k"))));
+        Request::Cancel { tenant: "default".into(), job }
+    }),
+    ("retry", |w| {
+        let job = created(w.submit(0, submit(Some("k"))));
+        w.call(0, Request::Cancel { tenant: "default".into(), job }).unwrap();
+        Request::Retry { tenant: "default".into(), job }
+    }),
+];
+
+fn claim(claim_id: Option<&str>) -> Request {
+    Request::Claim(Box::new(Claim {
+        tenant: "default".into(),
+        worker: "w".into(),
+        queues: vec!["q".into()],
+        max: 5,
+        wait_ms: 0,
+        lease_ms: Some(600_000),
+        claim_id: claim_id.map(String::from),
+    }))
+}
+
+fn running(w: &mut World) -> (JobId, Token) {
+    let job = created(w.submit(0, submit(Some("k"))));
+    let leased = w.claim(0, "w", "q", 1, Some(600_000));
+    (job, leased[0].token)
+}
+
+fn failed(held: Held, retryable: bool) -> Fail {
+    let error = ErrorInfo { message: "boom".into(), ..ErrorInfo::default() };
+    Fail { held, error, retryable, retry_in_ms: Some(3_600_000) }
+}
+
+/// What happened to jobs, in order.
+fn history(w: &mut World) -> Vec<&'static str> {
+    let request = Request::Events { tenant: "default".into(), after: EventCursor::default(), limit: 1_000, wait_ms: 0 };
+    match w.call(0, request) {
+        Ok(Response::Events { events, .. }) => events.iter().map(|e| e.event.kind.text()).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Runs the case; the call number `at` of the command (from 0) meets that fate. Returns the outcome,
+/// the history, and whether there was such a call.
+fn run(case: &Case, fault: Option<(usize, Fate)>) -> (Outcome, Vec<&'static str>, bool) {
+    let mut w = World::new(1);
+    let request = case.1(&mut w);
+    let id = w.ask(0, request);
+    let mut calls = 0;
+    let mut met = false;
+    let mut stuck: Option<(u64, StoreOp)> = None;
+    for _ in 0..40_000 {
+        if let Some((id, op)) = w.replicas[0].calls.front().cloned() {
+            let commit_or_read = calls;
+            calls += 1;
+            match fault {
+                Some((at, fate)) if at == commit_or_read => {
+                    met = true;
+                    w.replicas[0].calls.pop_front();
+                    match fate {
+                        Fate::RequestLost => {}
+                        Fate::ReplyLost => {
+                            w.apply(&op).unwrap();
+                        }
+                        Fate::Stuck(ms) => stuck = Some((w.now_ms + 2_000 + ms, op)),
+                    }
+                    w.input(0, Input::StoreReply { id, reply: Err(StoreError::Unknown) });
+                }
+                _ => {
+                    w.perform(0);
+                }
+            }
+            continue;
+        }
+        if let Some((at, op)) = stuck.take() {
+            if at <= w.now_ms {
+                w.apply(&op).unwrap();
+            } else {
+                stuck = Some((at, op));
+            }
+        }
+        if w.now_ms >= 40_000 {
+            break;
+        }
+        w.now_ms += 10;
+        w.input(0, Input::Timer);
+    }
+    assert!(stuck.is_none());
+    let outcome = w.answer(0, id).unwrap_or_else(|| panic!("{} never answered with {fault:?}", case.0));
+    (outcome, history(&mut w), met)
+}
+
+/// A batch is as good as its worst part.
+fn flat(outcome: &Outcome) -> Vec<&Outcome> {
+    match outcome {
+        Ok(Response::Batch(parts)) => parts.iter().collect(),
+        _ => vec![outcome],
+    }
+}
+
+#[test]
+fn c70_one_effect_each_whatever_is_lost() {
+    let mut unknown = 0;
+    let mut runs = 0;
+    for case in &CASES {
+        let (plain, want, _) = run(case, None);
+        assert!(flat(&plain).iter().all(|o| o.is_ok()), "{}: {plain:?}", case.0);
+        for fate in FATES {
+            for at in 0.. {
+                let (outcome, got, met) = run(case, Some((at, fate)));
+                if !met {
+                    break;
+                }
+                if at > 12 {
+                    // Later calls are the sweeps' own.
+                    break;
+                }
+                runs += 1;
+                for part in flat(&outcome) {
+                    match part {
+                        Ok(_) => {}
+                        Err(Failure::OutcomeUnknown { .. }) => unknown += 1,
+                        Err(other) => panic!("{} call {at} {fate:?}: {other:?}", case.0),
+                    }
+                }
+                // No more than the plain run's events, in its order; all of them if the answer says so.
+                if flat(&outcome).iter().all(|o| o.is_ok()) {
+                    let mut sorted = got.clone();
+                    sorted.sort_unstable();
+                    let mut wanted = want.clone();
+                    wanted.sort_unstable();
+                    assert_eq!(sorted, wanted, "{} call {at} {fate:?}", case.0);
+                } else {
+                    assert!(got.len() <= want.len(), "{} call {at} {fate:?}: {got:?}", case.0);
+                }
+            }
+        }
+    }
+    assert!(runs > 200, "{runs} runs");
+    println!("{runs} runs, {unknown} answers unknown");
+}
