@@ -1,0 +1,313 @@
+//! What clients hear when something was not done: problem details (RFC 9457).
+//!
+//! [`of_failure`] is the one table from the core's failures to HTTP.
+
+use std::borrow::Cow;
+
+use hyper::StatusCode;
+use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use leasehold_core::Failure;
+
+use crate::body::{Body, Response};
+use crate::wire::json::Object;
+
+/// Why a call was not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// The replica's word.
+    Failure(Failure),
+    /// A part of the request is wrong: which one, and what it should be.
+    Field {
+        field: Cow<'static, str>,
+        detail: Cow<'static, str>,
+    },
+    NotJson {
+        detail: String,
+    },
+    Empty,
+    UnknownPath,
+    WrongMethod {
+        allow: String,
+    },
+    TooLarge {
+        max: u64,
+        close: bool,
+    },
+    /// The body did not come in time, or broke off.
+    Incomplete,
+    /// A browser sent this from another site.
+    CrossOrigin,
+    /// Bodies in work use all the memory that is set aside for them.
+    Busy,
+}
+
+impl From<Failure> for Problem {
+    fn from(failure: Failure) -> Self {
+        Problem::Failure(failure)
+    }
+}
+
+/// Status, code, title and what to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub status: StatusCode,
+    pub title: &'static str,
+    pub detail: &'static str,
+}
+
+const fn row(status: StatusCode, title: &'static str, detail: &'static str) -> Row {
+    Row { status, title, detail }
+}
+
+/// The one table. [`Failure::code`] names the code.
+pub fn of_failure(failure: &Failure) -> Row {
+    use StatusCode as S;
+    match failure {
+        Failure::Invalid { .. } => {
+            row(S::UNPROCESSABLE_ENTITY, "A field is not valid", "Mend the field and send it again.")
+        }
+        Failure::UnknownJob => row(S::NOT_FOUND, "No such job", "There is no job with this id, or no longer."),
+        Failure::UnknownQueue => row(S::NOT_FOUND, "No such queue", "Nothing is known of a queue with this name."),
+        Failure::BadCursor => {
+            row(S::UNPROCESSABLE_ENTITY, "Not a cursor", "Give the `next` of an earlier answer to the same question.")
+        }
+        Failure::KeyReused => row(
+            S::UNPROCESSABLE_ENTITY,
+            "The idempotency key was used for something else",
+            "The key names a job that was submitted with another body: use another key.",
+        ),
+        Failure::NoResult => row(S::NOT_FOUND, "No result", "The job has no result: it has not succeeded."),
+        Failure::NoPayload => {
+            row(S::NOT_FOUND, "No payload", "The payload is gone: its retention has ended, or it was lost.")
+        }
+        Failure::LeaseLost => row(
+            S::CONFLICT,
+            "The lease is lost",
+            "The token is not the job's present one. Stop working on the job; nothing was changed.",
+        ),
+        Failure::JobCancelled => {
+            row(S::CONFLICT, "The job was cancelled", "Stop working on the job; nothing was changed.")
+        }
+        Failure::AlreadyTerminal => {
+            row(S::CONFLICT, "The job has ended", "The job has ended otherwise already, and stays so.")
+        }
+        Failure::NotRetryable => row(
+            S::CONFLICT,
+            "The job cannot be retried",
+            "Only jobs that are dead, cancelled or expired and whose payload is kept can be retried.",
+        ),
+        Failure::NotTerminal => row(S::CONFLICT, "The job has not ended", "Cancel the job before deleting it."),
+        Failure::Quarantined => row(
+            S::CONFLICT,
+            "The job is in quarantine",
+            "The job's record cannot be read. It is never run and never deleted; an operator must look.",
+        ),
+        Failure::MailboxFull { .. } => row(
+            S::TOO_MANY_REQUESTS,
+            "Too much in work",
+            "Certainly not done. Send it again after the time in Retry-After.",
+        ),
+        Failure::StoreUnavailable { .. } => row(
+            S::SERVICE_UNAVAILABLE,
+            "The store cannot be reached",
+            "Certainly not done. Send it again after the time in Retry-After.",
+        ),
+        Failure::OutcomeUnknown { .. } => row(
+            S::SERVICE_UNAVAILABLE,
+            "The outcome is unknown",
+            "It may have been done. Repeat it with the same idempotency key, token or claim id.",
+        ),
+        Failure::StoreFull { .. } => row(
+            S::SERVICE_UNAVAILABLE,
+            "The store is full",
+            "Certainly not done. Send it again later; jobs that are completed or deleted make room.",
+        ),
+        Failure::Draining { .. } => row(
+            S::SERVICE_UNAVAILABLE,
+            "The server is going away",
+            "Certainly not done. Ask another server, or this one after its restart.",
+        ),
+        Failure::NewerFormat { .. } => row(
+            S::SERVICE_UNAVAILABLE,
+            "The server is too old for the store",
+            "Certainly not done. The store holds records of a newer release: upgrade this server.",
+        ),
+        Failure::Contended { .. } => row(
+            S::SERVICE_UNAVAILABLE,
+            "Lost every race",
+            "Certainly not done: other requests for the same thing were always faster. Send it again.",
+        ),
+    }
+}
+
+impl Problem {
+    pub fn field(field: impl Into<Cow<'static, str>>, detail: impl Into<Cow<'static, str>>) -> Problem {
+        Problem::Field { field: field.into(), detail: detail.into() }
+    }
+
+    pub fn row(&self) -> Row {
+        use StatusCode as S;
+        match self {
+            Problem::Failure(failure) => of_failure(failure),
+            Problem::Field { .. } => {
+                row(S::UNPROCESSABLE_ENTITY, "A field is not valid", "Mend the field and send it again.")
+            }
+            Problem::NotJson { .. } => row(S::BAD_REQUEST, "Not JSON", "Send one JSON value as the body."),
+            Problem::Empty => row(S::BAD_REQUEST, "The body is empty", "This call needs a JSON object as its body."),
+            Problem::UnknownPath => row(S::NOT_FOUND, "No such path", "See /openapi.json for what there is."),
+            Problem::WrongMethod { .. } => {
+                row(S::METHOD_NOT_ALLOWED, "Wrong method", "Use one of the methods in the Allow header.")
+            }
+            Problem::TooLarge { .. } => {
+                row(S::PAYLOAD_TOO_LARGE, "The body is too large", "Send less, or have `max_body` raised.")
+            }
+            Problem::Incomplete => {
+                row(S::REQUEST_TIMEOUT, "The body did not come", "Nothing was done. Send the whole request again.")
+            }
+            Problem::CrossOrigin => row(
+                S::FORBIDDEN,
+                "From another site",
+                "Calls that change something are not taken from pages of other sites.",
+            ),
+            Problem::Busy => row(
+                S::TOO_MANY_REQUESTS,
+                "Too much in work",
+                "Certainly not done. Send it again after the time in Retry-After.",
+            ),
+        }
+    }
+
+    pub fn code(&self) -> &'static str {
+        match self {
+            Problem::Failure(failure) => failure.code(),
+            Problem::Field { .. } => "invalid_field",
+            Problem::NotJson { .. } => "not_json",
+            Problem::Empty => "empty_body",
+            Problem::UnknownPath => "unknown_path",
+            Problem::WrongMethod { .. } => "wrong_method",
+            Problem::TooLarge { .. } => "too_large",
+            Problem::Incomplete => "incomplete_body",
+            Problem::CrossOrigin => "cross_origin",
+            Problem::Busy => "mailbox_full",
+        }
+    }
+
+    pub fn status(&self) -> StatusCode {
+        self.row().status
+    }
+
+    /// Seconds, rounded up; on every 429 and 503.
+    pub fn retry_after(&self) -> Option<u64> {
+        match self {
+            Problem::Failure(failure) => failure.retry_after_ms().map(|ms| ms.div_ceil(1_000).max(1)),
+            Problem::Busy => Some(1),
+            _ => None,
+        }
+    }
+
+    /// As JSON, also for one item of a batch.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let Row { status, title, detail } = self.row();
+        let mut object = Object::new(out);
+        object.raw("type", format_args!("\"urn:leasehold:problem:{}\"", self.code()));
+        object.str("title", title);
+        object.num("status", u64::from(status.as_u16()));
+        object.str("code", self.code());
+        match self {
+            Problem::Failure(Failure::Invalid { field, detail }) => {
+                object.str("detail", detail);
+                object.str("field", field);
+            }
+            Problem::Failure(Failure::BadCursor) => {
+                object.str("detail", detail);
+                object.str("field", "cursor");
+            }
+            Problem::Field { field, detail } => {
+                object.str("detail", detail);
+                object.str("field", field);
+            }
+            Problem::NotJson { detail } => object.str("detail", detail),
+            Problem::TooLarge { max, .. } => object.str("detail", &format!("A body may have {max} bytes. {detail}")),
+            _ => object.str("detail", detail),
+        }
+        if let Some(seconds) = self.retry_after() {
+            object.num("retry_after_s", seconds);
+        }
+        object.end();
+    }
+
+    pub fn response(&self) -> Response {
+        let mut out = Vec::with_capacity(320);
+        self.write(&mut out);
+        let mut response = Response::new(Body::full(out));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(seconds) = self.retry_after() {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        match self {
+            Problem::WrongMethod { allow } => {
+                if let Ok(allow) = HeaderValue::from_str(allow) {
+                    headers.insert(ALLOW, allow);
+                }
+            }
+            Problem::TooLarge { close: true, .. } | Problem::Incomplete => {
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Failure> {
+        let retry_after_ms = 1_001;
+        vec![
+            Failure::Invalid { field: "queue", detail: "must not be empty".into() },
+            Failure::UnknownJob,
+            Failure::UnknownQueue,
+            Failure::BadCursor,
+            Failure::KeyReused,
+            Failure::NoResult,
+            Failure::NoPayload,
+            Failure::LeaseLost,
+            Failure::JobCancelled,
+            Failure::AlreadyTerminal,
+            Failure::NotRetryable,
+            Failure::NotTerminal,
+            Failure::Quarantined,
+            Failure::MailboxFull { retry_after_ms },
+            Failure::StoreUnavailable { retry_after_ms },
+            Failure::OutcomeUnknown { retry_after_ms },
+            Failure::StoreFull { retry_after_ms },
+            Failure::Draining { retry_after_ms },
+            Failure::NewerFormat { retry_after_ms },
+            Failure::Contended { retry_after_ms },
+        ]
+    }
+
+    #[test]
+    fn the_table_keeps_its_word() {
+        let expected =
+            [422, 404, 404, 422, 422, 404, 404, 409, 409, 409, 409, 409, 409, 429, 503, 503, 503, 503, 503, 503];
+        for (failure, expected) in all().into_iter().zip(expected) {
+            let problem = Problem::from(failure.clone());
+            assert_eq!(problem.status().as_u16(), expected, "{failure:?}");
+            let response = problem.response();
+            let retry = response.headers().get(RETRY_AFTER).map(|v| v.to_str().unwrap().to_owned());
+            assert_eq!(retry.as_deref(), matches!(expected, 429 | 503).then_some("2"), "{failure:?}");
+            let mut out = Vec::new();
+            problem.write(&mut out);
+            let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
+            assert_eq!(json["code"], failure.code());
+            assert_eq!(json["status"], expected);
+            assert!(json["detail"].as_str().is_some_and(|d| !d.is_empty()), "{failure:?}");
+            assert_eq!(json.get("field").is_some(), matches!(failure, Failure::Invalid { .. } | Failure::BadCursor));
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Every call there is. This table is the router and, with [`crate::openapi`], the description.
+
+mod answer;
+mod call;
+mod events;
+mod page;
+
+pub use answer::{batch_answer, item};
+pub use call::{App, handle};
+
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+use hyper::Method;
+
+use crate::problem::Problem;
+use crate::wire::query;
+
+/// What a route does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Submit,
+    SubmitBatch,
+    SubmitRaw,
+    List,
+    Get,
+    Payload,
+    Result,
+    Why,
+    Cancel,
+    Retry,
+    Delete,
+    Claim,
+    Heartbeat,
+    Complete,
+    Fail,
+    Release,
+    Completions,
+    Failures,
+    Heartbeats,
+    Queues,
+    Queue,
+    SetQueue,
+    Pause,
+    Resume,
+    Purge,
+    Events,
+    Health,
+    Ready,
+    Metrics,
+    Description,
+    Page,
+}
+
+/// One answer that a call can give when it is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub what: &'static str,
+    pub body: AnswerBody,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnswerBody {
+    Nothing,
+    /// JSON of the schema with this name.
+    Json(&'static str),
+    /// Bytes of this media type.
+    Bytes(&'static str),
+}
+
+/// What a call takes as its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    Nothing,
+    Json(&'static str),
+    /// May be left out.
+    OptionalJson(&'static str),
+    Bytes,
+}
+
+#[derive(Debug)]
+pub struct Route {
+    pub method: Method,
+    pub path: &'static str,
+    pub call: Call,
+    pub summary: &'static str,
+    pub takes: Takes,
+    /// Parameters of the query: their names, as the decoders know them.
+    pub query: &'static [&'static str],
+    pub answers: &'static [Answer],
+    /// Statuses of the problems that it can answer with, besides those that any call can.
+    pub problems: &'static [u16],
+}
+
+const fn json(status: u16, schema: &'static str, what: &'static str) -> Answer {
+    Answer { status, what, body: AnswerBody::Json(schema) }
+}
+const fn bytes(status: u16, media: &'static str, what: &'static str) -> Answer {
+    Answer { status, what, body: AnswerBody::Bytes(media) }
+}
+const fn nothing(status: u16, what: &'static str) -> Answer {
+    Answer { status, what, body: AnswerBody::Nothing }
+}
+
+const CREATED: &[Answer] =
+    &[json(201, "Job", "the job"), json(200, "Job", "the job that the idempotency key names already")];
+const JOB: &[Answer] = &[json(200, "Job", "the job")];
+const QUEUE: &[Answer] = &[json(200, "Queue", "the queue")];
+const BATCH_LEASES: &[Answer] = &[json(200, "BatchOutcomes", "an outcome for each item, in order")];
+/// Options of a raw submit: those of `wire::submit::FIELDS` that are not the job's identity.
+const RAW: &[&str] = match crate::wire::submit::FIELDS.split_at_checked(5) {
+    Some((_, options)) => options,
+    None => &[],
+};
+
+macro_rules! routes {
+    ($($method:ident $path:literal $call:ident $takes:expr, $query:expr, $answers:expr, $problems:expr, $summary:literal;)*) => {
+        &[$(Route { method: Method::$method, path: $path, call: Call::$call, summary: $summary,
+            takes: $takes, query: $query, answers: $answers, problems: $problems }),*]
+    };
+}
+
+use crate::wire::decode;
+use Takes::{Bytes, Json, Nothing, OptionalJson};
+
+/// The table. Calls that come often stand first.
+pub static ROUTES: &[Route] = routes! {
+    POST "/v1/jobs" Submit Json("Submit"), &[], CREATED, &[409],
+        "Submit a job. Repeating it with the same Idempotency-Key gives the same job.";
+    POST "/v1/claims" Claim Json("Claim"), &[],
+        &[json(200, "Claimed", "the jobs leased; empty when `wait_ms` is over")], &[],
+        "Lease jobs, waiting for them up to `wait_ms`.";
+    POST "/v1/jobs:batch" SubmitBatch Json("SubmitBatch"), &[],
+        &[json(200, "BatchJobs", "an outcome for each job, in order")], &[],
+        "Submit 1 to 1,000 jobs, each in a transaction of its own.";
+    POST "/v1/completions" Completions Json("Completions"), &[], BATCH_LEASES, &[],
+        "Complete up to 1,000 jobs.";
+    POST "/v1/failures" Failures Json("Failures"), &[], BATCH_LEASES, &[],
+        "Fail up to 1,000 jobs.";
+    POST "/v1/heartbeats" Heartbeats Json("Heartbeats"), &[], BATCH_LEASES, &[],
+        "Extend the leases of up to 1,000 jobs.";
+    GET "/v1/jobs" List Nothing, decode::LIST,
+        &[json(200, "Jobs", "a page of jobs, and the cursor of the next page if there is one")], &[],
+        "List jobs.";
+    GET "/v1/jobs/{id}" Get Nothing, &[], JOB, &[404, 409], "One job.";
+    DELETE "/v1/jobs/{id}" Delete Nothing, &[], &[nothing(204, "it is gone")], &[404, 409],
+        "Delete a job that has ended.";
+    POST "/v1/jobs/{id}/complete" Complete Json("Complete"), &[],
+        &[json(200, "Done", "the job has succeeded; also when this token's completion is repeated")], &[404, 409],
+        "Complete a job under its lease.";
+    POST "/v1/jobs/{id}/heartbeat" Heartbeat Json("Heartbeat"), &[],
+        &[json(200, "Beat", "the lease was extended, or its job was cancelled")], &[404, 409],
+        "Extend a lease and report progress.";
+    POST "/v1/jobs/{id}/fail" Fail Json("Fail"), &[],
+        &[json(200, "Failed", "what becomes of the job")], &[404, 409],
+        "End an attempt with an error.";
+    POST "/v1/jobs/{id}/release" Release Json("Release"), &[],
+        &[json(200, "Done", "the job is back in its place; the attempt does not count")], &[404, 409],
+        "Give a lease back.";
+    GET "/v1/jobs/{id}/payload" Payload Nothing, &[],
+        &[bytes(200, "*/*", "the payload as it came")], &[404, 409], "A job's payload.";
+    GET "/v1/jobs/{id}/result" Result Nothing, &[],
+        &[bytes(200, "*/*", "the result as it came"), nothing(204, "the job succeeded without a result")], &[404, 409],
+        "A job's result.";
+    GET "/v1/jobs/{id}/why" Why Nothing, &[],
+        &[json(200, "Why", "the first thing that keeps the job from running")], &[404, 409],
+        "Why a job does not run.";
+    POST "/v1/jobs/{id}/cancel" Cancel Nothing, &[], JOB, &[404, 409],
+        "Cancel a job for good.";
+    POST "/v1/jobs/{id}/retry" Retry Nothing, &[], JOB, &[404, 409],
+        "Give a dead, cancelled or expired job a new life.";
+    GET "/v1/queues" Queues Nothing, &[],
+        &[json(200, "Queues", "every queue that is known")], &[], "All queues.";
+    GET "/v1/queues/{queue}" Queue Nothing, &[], QUEUE, &[404], "One queue.";
+    PUT "/v1/queues/{queue}" SetQueue Json("SetQueue"), &[], QUEUE, &[], "Change a queue's settings.";
+    POST "/v1/queues/{queue}/jobs" SubmitRaw Bytes, RAW, CREATED, &[409],
+        "Submit a job whose payload is the whole body.";
+    POST "/v1/queues/{queue}/pause" Pause OptionalJson("Pause"), &[], QUEUE, &[],
+        "Stop claims from a queue.";
+    POST "/v1/queues/{queue}/resume" Resume Nothing, &[], QUEUE, &[404], "Let claims go on.";
+    POST "/v1/queues/{queue}/purge" Purge OptionalJson("Purge"), &[],
+        &[json(200, "Purged", "the queue, how many were purged, and how many are left for the next call")], &[404],
+        "Cancel waiting jobs of a queue, or delete ended ones, a page at a time.";
+    GET "/v1/events" Events Nothing, decode::EVENTS,
+        &[json(200, "Events", "events after the one named, or a stream of them (`Accept: text/event-stream`)")], &[],
+        "What has happened.";
+    GET "/healthz" Health Nothing, &[], &[json(200, "Health", "the process lives")], &[], "Whether the process lives.";
+    GET "/readyz" Ready Nothing, &[], &[json(200, "Readiness", "commits work")], &[],
+        "Whether the store works, by a commit.";
+    GET "/metrics" Metrics Nothing, &[],
+        &[bytes(200, "text/plain; version=0.0.4", "metrics in Prometheus' text format")], &[], "Metrics.";
+    GET "/openapi.json" Description Nothing, &[], &[bytes(200, "application/json", "this description")], &[],
+        "The description of all calls.";
+    GET "/" Page Nothing, &[], &[bytes(200, "text/html", "a page for people")], &[], "Queues at a glance.";
+};
+
+/// The parts of a path that stand for something, decoded. No path has more than one.
+pub type Argument<'a> = Cow<'a, str>;
+
+struct Entry {
+    segments: Vec<&'static str>,
+    routes: Vec<usize>,
+}
+
+/// The table by number of segments.
+fn entries() -> &'static [Vec<Entry>] {
+    static ENTRIES: OnceLock<Vec<Vec<Entry>>> = OnceLock::new();
+    ENTRIES.get_or_init(|| {
+        let mut all: Vec<Vec<Entry>> = Vec::new();
+        for (n, route) in ROUTES.iter().enumerate() {
+            let segments: Vec<&str> = route.path.split('/').skip(1).collect();
+            while all.len() <= segments.len() {
+                all.push(Vec::new());
+            }
+            let of_len = &mut all[segments.len()];
+            match of_len.iter_mut().find(|e| e.segments == segments) {
+                Some(entry) => entry.routes.push(n),
+                None => of_len.push(Entry { segments, routes: vec![n] }),
+            }
+        }
+        all
+    })
+}
+
+/// Finds the route, by its place in [`ROUTES`], and the path's argument.
+pub fn find<'a>(method: &Method, path: &'a str) -> Result<(usize, Argument<'a>), Problem> {
+    let tail = path.strip_prefix('/').ok_or(Problem::UnknownPath)?;
+    let len = 1 + tail.bytes().filter(|b| *b == b'/').count();
+    for entry in entries().get(len).map(Vec::as_slice).unwrap_or_default() {
+        let mut argument = "";
+        let matches = entry.segments.iter().zip(tail.split('/')).all(|(known, given)| {
+            if known.starts_with('{') {
+                argument = given;
+                !given.is_empty()
+            } else {
+                *known == given
+            }
+        });
+        if !matches {
+            continue;
+        }
+        let head = *method == Method::HEAD;
+        let fits = |n: &&usize| {
+            let of = &ROUTES[**n].method;
+            of == method || (head && *of == Method::GET)
+        };
+        let Some(route) = entry.routes.iter().find(fits) else {
+            let mut allow: Vec<&str> = entry.routes.iter().map(|n| ROUTES[*n].method.as_str()).collect();
+            if allow.contains(&"GET") {
+                allow.push("HEAD");
+            }
+            return Err(Problem::WrongMethod { allow: allow.join(", ") });
+        };
+        let argument = query::decode(argument, false).ok_or(Problem::UnknownPath)?;
+        return Ok((*route, argument));
+    }
+    Err(Problem::UnknownPath)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_is_found_by_its_own_path() {
+        for (n, route) in ROUTES.iter().enumerate() {
+            let path = route.path.replace("{id}", "x").replace("{queue}", "a%2Fb");
+            let (found, argument) = find(&route.method, &path).unwrap();
+            assert_eq!(found, n, "{path}");
+            let expected = if path.contains("/x") {
+                "x"
+            } else if path.contains("%2F") {
+                "a/b"
+            } else {
+                ""
+            };
+            assert_eq!(argument, expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_route() {
+        for path in
+            ["", "/v1", "/v1/", "/v1/jobs/", "/v1/queues//pause", "/v1/queues/%ff", "/x", "//", "/v1/jobs/a/b/c"]
+        {
+            assert_eq!(find(&Method::GET, path).unwrap_err(), Problem::UnknownPath, "{path}");
+        }
+        let allow = |method, path| match find(&method, path) {
+            Err(Problem::WrongMethod { allow }) => allow,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(allow(Method::PATCH, "/v1/jobs"), "POST, GET, HEAD");
+        assert_eq!(allow(Method::GET, "/v1/claims"), "POST");
+        assert_eq!(allow(Method::POST, "/v1/jobs/x"), "GET, DELETE, HEAD");
+        assert!(find(&Method::HEAD, "/healthz").is_ok());
+    }
+}

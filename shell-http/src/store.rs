@@ -1,0 +1,144 @@
+//! The stores that the driver can run on, by their address.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use leasehold_disk::Event;
+
+use leasehold_core::store::Store as _;
+use leasehold_core::store::model::Model;
+use leasehold_core::{StoreAnswer, StoreId, StoreOp};
+use leasehold_disk::{DiskStore, Options};
+
+use crate::driver::Deliver;
+
+/// A store that is served by messages: every call sent is answered by exactly one event.
+pub trait StoreHandle: Send + 'static {
+    /// False: the call was not taken, and nothing will be delivered for it.
+    fn send(&self, id: StoreId, op: StoreOp) -> bool;
+    /// Why the store works no more, if so.
+    fn poisoned(&self) -> Option<String>;
+    /// Finishes what was sent and makes it durable.
+    fn close(self);
+}
+
+/// Where a store is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A folder.
+    Disk(String),
+    /// In memory: nothing is kept.
+    Memory,
+}
+
+impl std::str::FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("disk", "")) => Err("`disk:` needs a folder: disk:./leasehold-data".into()),
+            Some(("disk", path)) => Ok(Address::Disk(path.into())),
+            Some(("mem", "")) => Ok(Address::Memory),
+            _ => Err(format!("`{text}` is not a store: disk:FOLDER keeps jobs in a folder, mem: keeps nothing")),
+        }
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Address::Disk(path) => write!(f, "disk:{path}"),
+            Address::Memory => f.write_str("mem:"),
+        }
+    }
+}
+
+/// Any of the stores.
+#[derive(Debug)]
+pub enum AnyStore {
+    Disk(leasehold_disk::Handle),
+    Memory(Memory),
+}
+
+impl AnyStore {
+    pub fn open(address: &Address, deliver: Deliver) -> std::io::Result<AnyStore> {
+        match address {
+            Address::Disk(path) => {
+                let store = DiskStore::open(path, Options::default())
+                    .map_err(|e| std::io::Error::other(format!("the store in `{path}` cannot be opened: {e}")))?;
+                Ok(AnyStore::Disk(leasehold_disk::spawn(store, move |events| deliver.deliver(events))))
+            }
+            Address::Memory => Ok(AnyStore::Memory(Memory::new(deliver))),
+        }
+    }
+}
+
+impl StoreHandle for AnyStore {
+    fn send(&self, id: StoreId, op: StoreOp) -> bool {
+        match self {
+            AnyStore::Disk(handle) => handle.send(id, op),
+            AnyStore::Memory(memory) => memory.send(id, op),
+        }
+    }
+
+    fn poisoned(&self) -> Option<String> {
+        match self {
+            AnyStore::Disk(handle) => handle.poisoned().map(str::to_owned),
+            AnyStore::Memory(_) => None,
+        }
+    }
+
+    fn close(self) {
+        match self {
+            AnyStore::Disk(handle) => handle.close(),
+            AnyStore::Memory(_) => {}
+        }
+    }
+}
+
+/// The core's model on the wall clock, for tests and for trying things out.
+#[derive(Debug)]
+pub struct Memory {
+    model: Mutex<Model>,
+    deliver: Arc<Deliver>,
+}
+
+impl Memory {
+    pub fn new(deliver: Deliver) -> Self {
+        Memory { model: Mutex::new(Model::new(wall_clock())), deliver: Arc::new(deliver) }
+    }
+
+    fn send(&self, id: StoreId, op: StoreOp) -> bool {
+        let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+        let clock = model.clock().max(wall_clock());
+        model.set_clock(clock);
+        let reply = match &op {
+            StoreOp::Read(read) => model.read(read).map(StoreAnswer::Read),
+            StoreOp::Commit(commit) => model.commit(commit).map(StoreAnswer::Commit),
+        };
+        let mut events = vec![Event::Reply { id, reply }];
+        events.extend(model.notified().into_iter().map(Event::Notified));
+        drop(model);
+        self.deliver.deliver(events);
+        true
+    }
+}
+
+fn wall_clock() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_read_back() {
+        for text in ["disk:./leasehold-data", "disk:/var/lib/leasehold", "mem:"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in ["", "disk", "disk:", "mem:x", "redis:", "/tmp/x"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Reads JSON objects field by field, so that every complaint names its field.
+//!
+//! A value is kept as its text until it is known what it should be: a payload is never parsed into a
+//! tree, only checked to be JSON, and stays a slice of the request's body.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use bytes::Bytes;
+use serde::de::{Deserializer as _, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::problem::Problem;
+
+/// The fields of one object, in the order in which they came.
+pub type Fields<'a> = Vec<(Cow<'a, str>, &'a RawValue)>;
+
+/// A value and the body it is a slice of.
+#[derive(Clone, Copy, Debug)]
+pub struct Value<'a> {
+    pub field: &'static str,
+    pub text: &'a str,
+    pub body: &'a Bytes,
+}
+
+/// Reads a whole body that must be an object.
+pub fn object(body: &Bytes) -> Result<Fields<'_>, Problem> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Err(Problem::Empty);
+    }
+    parse_object(body).map_err(|error| {
+        if error.is_data() {
+            Problem::field("", "the body must be a JSON object in which no field is given twice")
+        } else {
+            // serde_json's message tells the place and never quotes the body.
+            Problem::NotJson { detail: format!("The body is not JSON: {error}.") }
+        }
+    })
+}
+
+/// Reads an object inside a body, which is known to be JSON.
+pub fn inner_object<'a>(value: Value<'a>) -> Result<Fields<'a>, Problem> {
+    parse_object(value.text.as_bytes())
+        .map_err(|_| Problem::field(value.field, "must be an object in which no field is given twice"))
+}
+
+fn parse_object(text: &[u8]) -> serde_json::Result<Fields<'_>> {
+    struct Object;
+    impl<'a> Visitor<'a> for Object {
+        type Value = Fields<'a>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+        fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Fields<'a>, A::Error> {
+            let mut fields = Fields::with_capacity(8);
+            while let Some(key) = map.next_key::<Key<'a>>()? {
+                if fields.iter().any(|(k, _)| *k == key.0) {
+                    return Err(A::Error::custom("a field is given twice"));
+                }
+                fields.push((key.0, map.next_value()?));
+            }
+            Ok(fields)
+        }
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(text);
+    let fields = deserializer.deserialize_map(Object);
+    // A wrong kind of value may still be followed by rubbish; syntax comes first.
+    match fields {
+        Ok(fields) => deserializer.end().map(|()| fields),
+        Err(error) if error.is_data() => {
+            serde_json::from_slice::<&RawValue>(text)?;
+            Err(error)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A key, borrowed unless it is written with escapes.
+struct Key<'a>(Cow<'a, str>);
+
+impl<'de> serde::Deserialize<'de> for Key<'de> {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl<'de> Visitor<'de> for Text {
+            type Value = Key<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Key<'de>, E> {
+                Ok(Key(Cow::Borrowed(text)))
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Key<'de>, E> {
+                Ok(Key(Cow::Owned(text.to_owned())))
+            }
+        }
+        d.deserialize_str(Text)
+    }
+}
+
+/// Complains about a field that this object does not have.
+pub fn unknown(field: &str, known: &[&str]) -> Problem {
+    let mut name = String::new();
+    for c in field.chars().take(64) {
+        name.extend(c.escape_debug());
+    }
+    Problem::field(name, format!("there is no such field here; there are: {}", known.join(", ")))
+}
+
+/// Finds the field's own name among those known, or complains.
+pub fn known(field: &str, known: &'static [&'static str]) -> Result<&'static str, Problem> {
+    known.iter().find(|k| **k == field).copied().ok_or_else(|| unknown(field, known))
+}
+
+pub fn required<T>(field: &'static str, value: Option<T>) -> Result<T, Problem> {
+    value.ok_or_else(|| Problem::field(field, "is missing"))
+}
+
+impl<'a> Value<'a> {
+    pub fn new(field: &'static str, raw: &'a RawValue, body: &'a Bytes) -> Self {
+        Value { field, text: raw.get(), body }
+    }
+
+    fn is<T: serde::Deserialize<'a>>(self, what: &'static str) -> Result<T, Problem> {
+        serde_json::from_str(self.text).map_err(|_| Problem::field(self.field, what))
+    }
+
+    /// An optional field given as null counts as not given.
+    pub fn is_null(self) -> bool {
+        self.text == "null"
+    }
+
+    pub fn string(self) -> Result<String, Problem> {
+        self.is("must be a string")
+    }
+
+    pub fn bool(self) -> Result<bool, Problem> {
+        self.is("must be true or false")
+    }
+
+    pub fn u64(self) -> Result<u64, Problem> {
+        self.is("must be a whole number that is not negative")
+    }
+
+    pub fn u32(self) -> Result<u32, Problem> {
+        u32::try_from(self.u64()?).map_err(|_| Problem::field(self.field, "is too large"))
+    }
+
+    pub fn usize(self) -> Result<usize, Problem> {
+        usize::try_from(self.u64()?).map_err(|_| Problem::field(self.field, "is too large"))
+    }
+
+    /// A number that may have decimals, in thousandths.
+    pub fn milli(self) -> Result<u32, Problem> {
+        let number: f64 = self.is("must be a number")?;
+        let milli = (number * 1_000.0).round();
+        if milli.is_finite() && (0.0..=f64::from(u32::MAX)).contains(&milli) {
+            // In range, so the conversion is exact.
+            Ok(milli as u32)
+        } else {
+            Err(Problem::field(self.field, "must be a number from 0 to 4,000,000"))
+        }
+    }
+
+    pub fn strings(self) -> Result<Vec<String>, Problem> {
+        self.is("must be a list of strings")
+    }
+
+    /// The texts of a list's items; at most `max` are looked at.
+    pub fn items(self, max: usize) -> Result<Vec<&'a RawValue>, Problem> {
+        struct Items(usize);
+        impl<'a> Visitor<'a> for Items {
+            type Value = Vec<&'a RawValue>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+            fn visit_seq<A: SeqAccess<'a>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = list.next_element()? {
+                    items.push(item);
+                    if items.len() > self.0 {
+                        return Err(A::Error::custom("too many"));
+                    }
+                }
+                Ok(items)
+            }
+        }
+        let mut deserializer = serde_json::Deserializer::from_str(self.text);
+        let items = deserializer
+            .deserialize_seq(Items(max))
+            .map_err(|_| Problem::field(self.field, format!("must be a list of 1 to {max} items")))?;
+        if items.is_empty() {
+            return Err(Problem::field(self.field, format!("must be a list of 1 to {max} items")));
+        }
+        Ok(items)
+    }
+
+    /// The value's JSON text as it came, without copying it.
+    pub fn json(self) -> Bytes {
+        self.body.slice_ref(self.text.as_bytes())
+    }
+
+    pub fn base64(self) -> Result<Vec<u8>, Problem> {
+        use base64::Engine as _;
+        let text: Cow<'a, str> = match serde_json::from_str::<&str>(self.text) {
+            Ok(text) => text.into(),
+            Err(_) => self.string()?.into(),
+        };
+        base64::engine::general_purpose::STANDARD_PAD_INDIFFERENT
+            .decode(text.as_bytes())
+            .map_err(|_| Problem::field(self.field, "must be base 64 (RFC 4648, the ordinary alphabet)"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(body: &'static str) -> &'static str {
+        object(&Bytes::from_static(body.as_bytes())).map(|_| "ok").unwrap_or_else(|p| p.code())
+    }
+
+    #[test]
+    fn what_is_an_object() {
+        assert_eq!(code("{}"), "ok");
+        assert_eq!(code(" {\"a\" : [1, {}], \"b\": null}\n"), "ok");
+        assert_eq!(code(""), "empty_body");
+        assert_eq!(code("  \n"), "empty_body");
+        for bad in ["{", "{}}", "{} {}", "{\"a\":}", "{a:1}", "[1,2", "\u{1}", "{\"a\":\"\\u12\"}", "[] x"] {
+            assert_eq!(code(bad), "not_json", "{bad}");
+        }
+        for wrong in ["[]", "1", "null", "\"x\"", "{\"a\":1,\"a\":2}", "{\"a\":1,\"\\u0061\":2}"] {
+            assert_eq!(code(wrong), "invalid_field", "{wrong}");
+        }
+        assert_eq!(object(&Bytes::from_static(b"{\"a\":\"\xff\"}")).map(|_| ()).unwrap_err().code(), "not_json");
+    }
+
+    #[test]
+    fn deep_nesting_is_no_recursion() {
+        let deep = format!("{{\"payload\":{}{}}}", "[".repeat(1_000_000), "]".repeat(1_000_000));
+        assert!(object(&Bytes::from(deep)).is_ok());
+    }
+
+    #[test]
+    fn a_payload_is_a_slice_of_the_body() {
+        let body = Bytes::from_static(b"{\"payload\": {\"a\":  1} }");
+        let fields = object(&body).unwrap();
+        let text = Value::new("payload", fields[0].1, &body).json();
+        assert_eq!(&text[..], b"{\"a\":  1}");
+        assert_eq!(text.as_ptr(), body[12..].as_ptr());
+    }
+}

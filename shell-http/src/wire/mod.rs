@@ -1,0 +1,9 @@
+//! Between HTTP's JSON and the core's plain data. Nothing in here decides anything about jobs.
+
+pub mod decode;
+pub mod fields;
+pub mod json;
+pub mod query;
+pub mod submit;
+pub mod time;
+pub mod view;
