@@ -193,7 +193,7 @@ impl Node {
                 }
                 // Most inserts come at the end: leave the left node full then.
                 let cut = if at + 1 == keys.len() { FANOUT - 1 } else { FANOUT / 2 };
-                let right = keys.split_off(cut);
+                let right = split(keys, cut);
                 let floor = right.first().cloned().unwrap_or_default();
                 Some(Child { floor, count: right.len(), node: Box::new(Node::Leaf(right)) })
             }
@@ -209,7 +209,7 @@ impl Node {
                     return None;
                 }
                 let cut = if at + 2 >= children.len() { FANOUT - 1 } else { FANOUT / 2 };
-                let right = children.split_off(cut);
+                let right = split(children, cut);
                 let floor = right.first().map(|c| c.floor.clone()).unwrap_or_default();
                 let count = right.iter().map(|c| c.count).sum();
                 Some(Child { floor, count, node: Box::new(Node::Inner(right)) })
@@ -277,6 +277,15 @@ impl Node {
             }
         }
     }
+}
+
+/// Splits a node's contents, with room for a full node in either part and no more: grown by
+/// doubling, every node would take twice its memory.
+fn split<T>(contents: &mut Vec<T>, cut: usize) -> Vec<T> {
+    let mut right = contents.split_off(cut);
+    contents.shrink_to(FANOUT + 1);
+    right.reserve_exact(FANOUT + 1 - right.len());
+    right
 }
 
 /// Joins a small child with a neighbour of the same height if both fit in one node.

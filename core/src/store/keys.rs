@@ -30,7 +30,7 @@ pub const QUARANTINE: Name = Name::from_static("quarantine");
 
 /// The member that stands for a job in every index.
 pub fn member(job: JobId) -> Name {
-    Name::from(job.text().to_vec())
+    Name::new(&job.text())
 }
 
 /// The job that a member stands for.
