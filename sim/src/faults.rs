@@ -141,9 +141,7 @@ impl World {
     pub fn evict_key(&mut self, key: &Name) {
         self.store.tick(self.now);
         self.digest.bytes(key);
-        if self.trace {
-            println!("{:>12}  evict {key}", self.stamp());
-        }
+        self.say(&format!("evict {key}"));
         self.store.model.evict(key);
         self.oracle.disturb(&self.store.model, Damage::Record(key.clone()));
     }
@@ -164,9 +162,7 @@ impl World {
         self.store.tick(self.now);
         self.digest.bytes(index);
         self.digest.bytes(member);
-        if self.trace {
-            println!("{:>12}  drop {member} from {index}", self.stamp());
-        }
+        self.say(&format!("drop {member} from {index}"));
         self.store.model.drop_member(index, member);
         self.oracle.disturb(&self.store.model, Damage::Entry(index.clone(), member.clone()));
     }
@@ -181,6 +177,7 @@ impl World {
         self.store.tick(self.now);
         let lost = self.store.model.lose_newest(n);
         self.digest.num(lost as u64);
+        self.say(&format!("{lost} commits are forgotten"));
         self.oracle.rewound(&self.store.model, lost);
     }
 }

@@ -22,5 +22,6 @@ pub mod report;
 pub mod scenarios;
 pub mod setup;
 pub mod store;
+pub mod trace;
 pub mod workers;
 pub mod world;

@@ -1,8 +1,9 @@
 //! The links: what happens to an envelope between client and replica, and between replica and store.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leasehold_core::store::{Commit, CommitReply, Store as _, StoreError};
+use leasehold_core::store::{Answer, Commit, CommitReply, Store as _, StoreError};
 use leasehold_core::{Input, Outcome, RequestId, StoreAnswer, StoreId, StoreOp};
 
 use crate::calls::{CallId, Caller, Heard, Instant};
@@ -19,6 +20,8 @@ pub struct Links {
     pub from_replica: Vec<Micros>,
     /// Orders of a script for the next commits of any replica, first come, first served.
     pub orders: Vec<Order>,
+    /// Which transactions of the latest commits were applied, for those that come again.
+    done: BTreeMap<(usize, u32, StoreId), Vec<bool>>,
 }
 
 /// What a script has planned for a commit.
@@ -42,6 +45,7 @@ impl Links {
             to_replica: none.clone(),
             from_replica: none,
             orders: Vec::new(),
+            done: BTreeMap::new(),
         }
     }
 
@@ -93,13 +97,14 @@ impl World {
         let after = self.store_latency(r);
         let op = Arc::new(op);
         let replica = r as u8;
-        let at_store = |answer| Event::AtStore { replica, epoch, id, op: op.clone(), answer };
+        let at_store = |answer| Event::AtStore { replica, epoch, id, op: op.clone(), answer, again: false };
+        let again = Event::AtStore { replica, epoch, id, op: op.clone(), answer: false, again: true };
         match order {
             Order::Pass => {}
             Order::LoseRequest => return,
             Order::LoseReply => return self.schedule(after, at_store(false)),
             Order::Late(late) => return self.schedule(after + late, at_store(false)),
-            Order::Twice(later) => self.schedule(after + later, at_store(false)),
+            Order::Twice(later) => self.schedule(after + later, again.clone()),
         }
         if !self.chaotic() {
             if self.links.to_store[r] <= self.now {
@@ -109,7 +114,7 @@ impl World {
         }
         let f = &self.setup.faults;
         let (lost, error, late) = (f.store_request_lost, f.store_error, f.store_late);
-        let (duplicate, resent) = (f.store_duplicate, f.store_resent);
+        let duplicate = f.store_duplicate;
         let label = Topic::StoreRequest.of(r);
         if self.choices.chance(label, error) {
             // The call fails at once: before it was sent, or after.
@@ -131,14 +136,15 @@ impl World {
         }
         if self.choices.chance(label, duplicate) {
             let later = self.choices.between(label, 0, 6 * SECOND);
-            let second_answers = self.choices.chance(label, resent * 5);
-            self.schedule(after + later, at_store(second_answers));
-            return self.schedule(after, at_store(!second_answers));
+            self.schedule(after + later, again);
         }
         self.schedule(after, at_store(true));
     }
 
-    pub fn at_store(&mut self, r: usize, epoch: u32, id: StoreId, op: &StoreOp, answer: bool) {
+    /// A request reaches the store. `again`: it did before; what it did then is done once more, which must
+    /// change nothing (law 3). A transport that repeats a request on its own, *whatever* became of it, is
+    /// outside the contract: a shell must see to it that its client library does not.
+    pub fn at_store(&mut self, r: usize, epoch: u32, id: StoreId, op: &StoreOp, answer: bool, again: bool) {
         self.store.tick(self.now);
         if self.store.down_until > self.now {
             let label = Topic::StoreReply.of(r);
@@ -152,7 +158,7 @@ impl World {
                 self.counts.reads += 1;
                 self.store.model.read(read).map(StoreAnswer::Read)
             }
-            StoreOp::Commit(commit) => match self.apply(r, commit) {
+            StoreOp::Commit(commit) => match self.apply(r, commit, (r, epoch, id), again) {
                 Some(reply) => reply.map(StoreAnswer::Commit),
                 // Cut off half-way: whoever sent it hears nothing.
                 None => return,
@@ -197,7 +203,7 @@ impl World {
 
     /// Applies a commit, one transaction after the other, each looked at by the oracle. `None`: the
     /// store was cut off between two of them.
-    fn apply(&mut self, r: usize, commit: &Commit) -> Option<Result<CommitReply, StoreError>> {
+    fn apply(&mut self, r: usize, commit: &Commit, call: (usize, u32, StoreId), again: bool) -> Option<Result<CommitReply, StoreError>> {
         self.counts.commits += 1;
         let mut keep = commit.txns.len();
         let partial = self.setup.faults.store_partial;
@@ -205,22 +211,31 @@ impl World {
             keep = self.choices.draw(Topic::StorePartial.of(r), keep as u64) as usize;
         }
         let mut answers = Vec::with_capacity(commit.txns.len());
-        for txn in commit.txns.iter().take(keep) {
+        let before = if again { self.links.done.remove(&call).unwrap_or_default() } else { Vec::new() };
+        for (n, txn) in commit.txns.iter().take(keep).enumerate() {
+            if again && !before.get(n).is_some_and(|applied| *applied) {
+                continue;
+            }
             let one = Commit { txns: vec![txn.clone()], grows: commit.grows };
             let mut reply = match self.store.model.commit(&one) {
                 Ok(reply) => reply,
                 Err(error) => return Some(Err(error)),
             };
             let Some(answer) = reply.answers.pop() else { continue };
+            self.say_txn(txn, &answer);
             let checked = self.oracle.commit(&self.store.model, txn, &answer, &mut self.ledger);
             match answer {
-                leasehold_core::store::Answer::Applied { .. } => self.counts.txns_applied += 1,
+                Answer::Applied { .. } => self.counts.txns_applied += 1,
                 _ => self.counts.txns_refused += 1,
             }
             answers.push(answer);
             self.hold(checked);
         }
         self.notify_all();
+        if self.setup.faults.store_duplicate > 0 || self.phase == Phase::Script {
+            let applied = answers.iter().map(|a| matches!(a, Answer::Applied { .. })).collect();
+            self.links.done.insert(call, applied);
+        }
         (keep == commit.txns.len()).then(|| Ok(CommitReply { clock: self.store.model.clock(), answers }))
     }
 

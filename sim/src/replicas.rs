@@ -135,7 +135,10 @@ impl World {
                     self.to_store(r, epoch, id, op);
                 }
                 Output::Reply { id, outcome } => self.replied(r, id.0 as CallId, outcome),
-                Output::Mark(mark) => *self.marks.entry(mark).or_default() += 1,
+                Output::Mark(mark) => {
+                    self.say_mark(r, mark);
+                    *self.marks.entry(mark).or_default() += 1;
+                }
             }
         }
         if dies {
@@ -242,6 +245,7 @@ impl World {
     fn replied(&mut self, r: usize, call: CallId, outcome: leasehold_core::Outcome) {
         self.digest.num(u64::from(call));
         self.digest.text(&outcome);
+        self.say_reply(r, call, &outcome);
         let known = self.hosts[r].open.remove(&call);
         let hung_up = self.ledger.get(call).is_some_and(|c| c.hung_up);
         if !known {

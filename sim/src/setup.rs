@@ -54,10 +54,8 @@ faults! {
     store_request_lost,
     /// The store's reply is lost after it was applied.
     store_reply_lost,
-    /// A store request arrives a second time, later.
+    /// What a store request did is done a second time, later.
     store_duplicate,
-    /// … and it is the second answer that comes back.
-    store_resent,
     /// A store request arrives seconds late, after its sender gave up.
     store_late,
     /// The store is reported unavailable, or the call as broken.
@@ -204,7 +202,6 @@ fn draw_faults(c: &mut impl Choices, regime: Regime) -> Faults {
         store_request_lost: weight(5, 80),
         store_reply_lost: weight(5, 120),
         store_duplicate: weight(5, 100),
-        store_resent: weight(5, 60),
         store_late: weight(5, 60),
         store_error: weight(5, 80),
         reply_twice: weight(5, 60),

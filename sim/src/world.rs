@@ -46,6 +46,7 @@ pub enum Event {
         id: StoreId,
         op: Arc<StoreOp>,
         answer: bool,
+        again: bool,
     },
     FromStore {
         replica: u8,
@@ -257,14 +258,12 @@ impl World {
         }
         self.counts.events += 1;
         self.digest.num(self.now);
-        if self.trace && !matches!(event, Event::Pass | Event::Look) {
-            self.print(&event);
-        }
+        self.say_event(&event);
         match event {
             Event::Arrive { call } => self.call_arrives(call),
             Event::HangUp { replica, epoch, call } => self.hang_up_arrives(usize::from(replica), epoch, call),
-            Event::AtStore { replica, epoch, id, op, answer } => {
-                self.at_store(usize::from(replica), epoch, id, &op, answer);
+            Event::AtStore { replica, epoch, id, op, answer, again } => {
+                self.at_store(usize::from(replica), epoch, id, &op, answer, again);
             }
             Event::FromStore { replica, epoch, id, reply } => {
                 self.from_store(usize::from(replica), epoch, id, &reply);
@@ -304,24 +303,7 @@ impl World {
     pub fn fault(&mut self, name: &'static str) {
         *self.counts.faults.entry(name).or_default() += 1;
         self.digest.bytes(name.as_bytes());
-        if self.trace {
-            println!("{:>12}  FAULT {name}", self.stamp());
-        }
-    }
-
-    pub fn stamp(&self) -> String {
-        format!("{}.{:06}", self.now / SECOND, self.now % SECOND)
-    }
-
-    fn print(&self, event: &Event) {
-        let text = match event {
-            Event::Arrive { call } | Event::GiveUp { call } => {
-                let what = self.ledger.get(*call).map(|c| (c.replica, c.caller, c.request.clone()));
-                format!("{event:?} {what:?}")
-            }
-            _ => format!("{event:?}"),
-        };
-        println!("{:>12}  {text}", self.stamp());
+        self.say(&format!("FAULT {name}"));
     }
 
     /// Every second: what only time can break.

@@ -1,6 +1,6 @@
 //! What stands in the store of each job, followed change by change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leasehold_core::codec;
@@ -349,7 +349,7 @@ impl Oracle {
     /// Reads everything anew from the store.
     pub(super) fn rebuild(&mut self, model: &Model) {
         let mut fresh = self.read_all(model);
-        let jobs: Vec<JobId> = self.jobs.keys().chain(fresh.keys()).copied().collect();
+        let jobs: BTreeSet<JobId> = self.jobs.keys().chain(fresh.keys()).copied().collect();
         for job in jobs {
             let facts = fresh.remove(&job).unwrap_or_default();
             let track = self.jobs.entry(job).or_default();

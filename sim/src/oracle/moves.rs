@@ -184,11 +184,11 @@ impl Oracle {
         let earliest = match asked.start {
             Start::Now => clock,
             Start::DelayMs(ms) => clock + ms * 1_000,
-            // In the past counts as now.
-            Start::At(at) => at.max(arrived),
+
+            Start::At(at) => at,
         };
         if place < earliest && !self.clock_back {
-            return broken(Promise::NoEarlyRun, format!("job {job} is due {} us too early", earliest - place));
+            return broken(Promise::NoEarlyRun, format!("job {job} is due {} us too early: {:?} at {clock}, asked at {arrived}", earliest - place, asked.start));
         }
         if track.facts.status() == Some(Queued) && place != clock {
             return broken(Promise::Priority, format!("job {job} was queued at {place}, not at the clock {clock}"));
