@@ -86,8 +86,15 @@ impl std::error::Error for OpenError {
 #[derive(Debug)]
 pub(crate) struct Folder {
     pub path: PathBuf,
-    /// The lock goes with the file.
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Closing would do, but for a child process that was being started just now: until it runs its
+        // own program it has our files open. If this fails, closing is what is left.
+        let _ = self.lock.unlock();
+    }
 }
 
 impl Folder {
@@ -116,7 +123,7 @@ impl Folder {
                 return Err(OpenError::Format { folder: path.to_owned(), found });
             }
         }
-        Ok(Folder { path: path.to_owned(), _lock: lock })
+        Ok(Folder { path: path.to_owned(), lock })
     }
 
     pub(crate) fn db(&self) -> PathBuf {

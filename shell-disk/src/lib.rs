@@ -7,6 +7,10 @@
 //! persisted entry each. **The meaning of a read and of a commit is the core's**
 //! ([`leasehold_core::store::engine`]); this crate only keeps what it says.
 //!
+//! What can go wrong, and what is said: a sync that fails makes its whole group `Unknown` and stops
+//! the store until it is opened again; a store short of space refuses what grows; a damaged record
+//! hurts the read that asks for it, and stops the store at a commit that has to know it.
+//!
 //! Reading order: `store` (a group of calls, from memory to disk), `shelf` (records, through what the
 //! group has changed of them), `format` (what the bytes mean), `open`, `folder`, `clock`, `thread`.
 

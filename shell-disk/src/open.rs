@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{Database, KeyspaceCreateOptions, KvSeparationOptions};
 use leasehold_core::Name;
@@ -64,11 +63,11 @@ pub(crate) fn open(folder: &Folder, options: &Options) -> Result<Opened, OpenErr
         let (index, member) = parse_member(&key).ok_or_else(|| corrupt(&key))?;
         let score = parse_score(&value).ok_or_else(|| corrupt(&key))?;
         // A copy: the key is a slice of a whole block.
-        let member = Name::from(Bytes::copy_from_slice(member));
+        let member = Name::new(member);
         match &mut present {
             Some((name, members)) if **name == *index => members.push((score, member)),
             _ => {
-                let next = (Name::from(Bytes::copy_from_slice(index)), vec![(score, member)]);
+                let next = (Name::new(index), vec![(score, member)]);
                 fill(&mut books, present.replace(next));
             }
         }
@@ -79,7 +78,7 @@ pub(crate) fn open(folder: &Folder, options: &Options) -> Result<Opened, OpenErr
     while let Some(entry) = shelf.small.range(from.clone()..vec![LOG + 1]).next() {
         let key = entry.key().map_err(engine)?;
         let (log, first) = parse_log(&key).ok_or_else(|| corrupt(&key))?;
-        let log = Name::from(Bytes::copy_from_slice(log));
+        let log = Name::new(log);
         let range = log_key(&log, first)..=log_key(&log, u64::MAX);
         let last = shelf.small.range(range).next_back().map(|e| e.key()).transpose().map_err(engine)?;
         let last = last.as_deref().and_then(parse_log).map_or(first, |(_, seq)| seq);

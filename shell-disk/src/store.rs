@@ -408,7 +408,7 @@ impl DiskStore {
         let from = ask.cursor.clone().map_or(Bound::Unbounded, Bound::Excluded);
         let mut keys = Vec::new();
         for entry in self.shelf.records.range::<Bytes, _>((from, Bound::Unbounded)).take(ask.limit) {
-            keys.push(Name::from(Bytes::copy_from_slice(&entry.key()?)));
+            keys.push(Name::new(&entry.key()?));
         }
         let cursor = if keys.len() < ask.limit { None } else { keys.last().map(Name::to_bytes) };
         Ok(ScanPage { keys, cursor })
@@ -424,9 +424,8 @@ impl DiskStore {
         let mut from = self.garbage_from.min(until);
         for entry in self.shelf.small.range(expiry_key(from, b"")..expiry_key(until, b"")).take(limit) {
             let entry = entry.key()?;
-            let parsed = parse_expiry(&entry).map(|(expiry, key)| (expiry, Name::from(Bytes::copy_from_slice(key))));
-            let (expiry, key) =
-                parsed.ok_or_else(|| Broken::Undecodable(Name::from(Bytes::copy_from_slice(&entry))))?;
+            let parsed = parse_expiry(&entry).map(|(expiry, key)| (expiry, Name::new(key)));
+            let (expiry, key) = parsed.ok_or_else(|| Broken::Undecodable(Name::new(&entry)))?;
             // The record may have been put anew, or its expiry moved: then another entry speaks of it.
             if let Some(head) = self.shelf.head_on_disk(&key)?.filter(|h| h.expiry == Some(expiry)) {
                 shelf::remove(&self.shelf.records, &self.shelf.bytes, &mut batch, &key, shelf::is_apart(&head));
