@@ -41,6 +41,9 @@ pub(crate) struct Claim {
     items: Vec<Member>,
     /// Bytes of payload to be answered with.
     bytes: usize,
+    /// Queues found paused by this very try. That is never remembered beyond it: a paused queue is
+    /// left out, so no guard would ever tell that it has been resumed.
+    paused: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +103,7 @@ impl Claim {
             granted_at: 0,
             items: Vec::new(),
             bytes: 0,
+            paused: BTreeSet::new(),
         })
     }
 
@@ -125,8 +129,13 @@ impl Claim {
     }
 
     fn take(&mut self, cx: &mut Cx<'_>) -> Next {
-        let unknown: Vec<String> =
-            self.asked.queues.iter().filter(|q| cx.queues.get(&self.asked.tenant, q).is_none()).cloned().collect();
+        let unknown: Vec<String> = self
+            .asked
+            .queues
+            .iter()
+            .filter(|q| !self.paused.contains(*q) && cx.queues.get(&self.asked.tenant, q).is_none())
+            .cloned()
+            .collect();
         if !unknown.is_empty() {
             let mut records: Vec<Name> = unknown.iter().map(|q| keys::queue(&self.asked.tenant, q)).collect();
             if self.asked.claim_id.is_some() {
@@ -141,9 +150,6 @@ impl Claim {
         let mut open = Vec::new();
         for queue in &self.asked.queues {
             let Some(info) = cx.queues.get(tenant, queue) else { continue };
-            if info.record.paused {
-                continue;
-            }
             guards.push(info.guard(keys::queue(tenant, queue)));
             let length = self.asked.lease_ms.or(info.record.lease_ms).unwrap_or(cx.config.lease_ms);
             open.push((queue.clone(), length));
@@ -519,6 +525,7 @@ fn put_back(id: JobId, home: Home<'_>, score: u64, held: Guard) -> Draft {
 impl Operation for Claim {
     fn start(&mut self, cx: &mut Cx<'_>) -> Next {
         self.items.clear();
+        self.paused.clear();
         self.bytes = 0;
         self.granted_at = 0;
         if cx.stats.newer_format {
@@ -533,6 +540,9 @@ impl Operation for Claim {
                 let mut records = snapshot.records.iter();
                 for (queue, record) in queues.iter().zip(&mut records) {
                     match QueueInfo::decode(record) {
+                        Ok(info) if info.record.paused => {
+                            self.paused.insert(queue.clone());
+                        }
                         Ok(info) => cx.queues.put(&self.asked.tenant, queue, info),
                         Err(Undecodable::Newer) => {
                             cx.mark(Mark::NewerFormat);
