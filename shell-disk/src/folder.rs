@@ -100,7 +100,7 @@ impl Drop for Folder {
 impl Folder {
     pub(crate) fn hold(path: &Path) -> Result<Folder, OpenError> {
         let io = |error| OpenError::Io { folder: path.to_owned(), error };
-        std::fs::create_dir_all(path).map_err(io)?;
+        create(path).map_err(io)?;
         // Looked at before anything is put there.
         let found = marker(path).map_err(io)?;
         if found.is_none()
@@ -129,6 +129,24 @@ impl Folder {
     pub(crate) fn db(&self) -> PathBuf {
         self.path.join("db")
     }
+
+    /// Makes certain that what was made in the folder is found there after a power cut.
+    pub(crate) fn sync(&self) -> Result<(), OpenError> {
+        sync(&self.path).map_err(|error| OpenError::Io { folder: self.path.clone(), error })
+    }
+}
+
+/// Makes the folder and those above it, so that they outlive a power cut: a folder's name is in the
+/// folder above.
+fn create(path: &Path) -> std::io::Result<()> {
+    let path = std::path::absolute(path)?;
+    let missing: Vec<&Path> = path.ancestors().take_while(|p| !p.exists()).collect();
+    std::fs::create_dir_all(&path)?;
+    missing.iter().filter_map(|p| p.parent()).try_for_each(sync)
+}
+
+fn sync(folder: &Path) -> std::io::Result<()> {
+    File::open(folder)?.sync_all()
 }
 
 fn marker(path: &Path) -> std::io::Result<Option<String>> {
@@ -160,5 +178,5 @@ fn write_marker(path: &Path) -> std::io::Result<()> {
     writeln!(file, "{PREFIX}{FORMAT}")?;
     file.sync_all()?;
     std::fs::rename(&new, path.join(MARKER))?;
-    File::open(path)?.sync_all()
+    sync(path)
 }

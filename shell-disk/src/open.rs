@@ -38,6 +38,7 @@ pub(crate) fn open(folder: &Folder, options: &Options) -> Result<Opened, OpenErr
         .manual_journal_persist(true)
         .open()
         .map_err(engine)?;
+    folder.sync()?;
     let base = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE).manual_journal_persist(true);
     // Most keys that are looked up are new ones: every level says for certain, in memory, that it
     // does not have them.
