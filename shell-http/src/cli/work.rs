@@ -6,6 +6,7 @@
 //! completion repeated, until the server has answered.
 
 use std::io;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -299,26 +300,26 @@ impl Attempt {
             }
         };
         let group = child.id();
-        let ended = tokio::select! {
-            ended = talk(&mut child, payload) => Ok(ended),
-            why = taken_away(is_taken) => Err(Ran::Taken(why)),
-            () = everything(&mut stopping) => Err(Ran::Stopped),
-        };
-        match ended {
-            Ok(Ok(spoken)) => self.judge(spoken),
-            Ok(Err(error)) => {
-                end(&mut child, group).await;
-                Ran::Failed {
-                    message: format!("the command's output could not be read: {error}"),
-                    kind: "io".into(),
-                    retryable: true,
+        let mut talk = pin!(talk(&mut child, payload));
+        let why = tokio::select! {
+            spoken = talk.as_mut() => return match spoken {
+                Ok(spoken) => self.judge(spoken),
+                Err(error) => {
+                    end(group, std::future::ready(())).await;
+                    let message = format!("the command's output could not be read: {error}");
+                    Ran::Failed { message, kind: "io".into(), retryable: true }
                 }
-            }
-            Err(ran) => {
-                end(&mut child, group).await;
-                ran
-            }
-        }
+            },
+            why = taken_away(is_taken) => Ran::Taken(why),
+            () = everything(&mut stopping) => Ran::Stopped,
+        };
+        // Its output is still read: a command that cleans up must not die of a closed pipe.
+        let through = async {
+            // Nobody wants the result any more.
+            let _ = talk.await;
+        };
+        end(group, through).await;
+        why
     }
 
     /// The payload's bytes: with the lease, or fetched if it was too large for that.
@@ -586,7 +587,7 @@ async fn read_tail(errors: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>
 }
 
 /// Ends the command and what it has started: first asks, then insists.
-async fn end(child: &mut Child, group: Option<u32>) {
+async fn end(group: Option<u32>, through: impl Future<Output = ()>) {
     let group = group.and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
     let kill = |signal| {
         if let Some(group) = group {
@@ -595,11 +596,8 @@ async fn end(child: &mut Child, group: Option<u32>) {
         }
     };
     kill(rustix::process::Signal::TERM);
-    if tokio::time::timeout(PATIENCE, child.wait()).await.is_err() {
-        kill(rustix::process::Signal::KILL);
-        // Killed for certain; nothing is left to do if the system says otherwise.
-        let _ = child.wait().await;
-    }
+    // Whoever is not through by then is not asked again.
+    let _ = tokio::time::timeout(PATIENCE, through).await;
     // What the command had started may have outlived it.
     kill(rustix::process::Signal::KILL);
 }
