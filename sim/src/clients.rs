@@ -313,6 +313,9 @@ impl World {
         let at = Topic::Operator.of(0);
         let r = self.any_replica(Topic::Operator, 0);
         if self.phase != Phase::Chaos {
+            if self.now < self.setup.chaos_us + 15 * SECOND {
+                return;
+            }
             if let Some((tenant, queue)) = self.operator.to_resume.last().cloned() {
                 self.call(Caller::Operator, 1, r, Request::Resume { tenant, queue }, 8 * SECOND);
             }

@@ -203,7 +203,13 @@ impl World {
 
     /// Applies a commit, one transaction after the other, each looked at by the oracle. `None`: the
     /// store was cut off between two of them.
-    fn apply(&mut self, r: usize, commit: &Commit, call: (usize, u32, StoreId), again: bool) -> Option<Result<CommitReply, StoreError>> {
+    fn apply(
+        &mut self,
+        r: usize,
+        commit: &Commit,
+        call: (usize, u32, StoreId),
+        again: bool,
+    ) -> Option<Result<CommitReply, StoreError>> {
         self.counts.commits += 1;
         let mut keep = commit.txns.len();
         let partial = self.setup.faults.store_partial;

@@ -71,7 +71,8 @@ impl World {
             self.schedule(0, Event::Client { client: client as u8 });
         }
         self.operator.to_resume = self.all_queues();
-        self.schedule(0, Event::Operator);
+        // What the operator asked for before, and what is still on its way, comes first.
+        self.schedule(15 * SECOND, Event::Operator);
     }
 
     /// Clients get their answers, the operator resumes all queues.
@@ -173,6 +174,7 @@ impl World {
             {
                 return Some((events, next));
             }
+            self.run_until(self.now + SECOND);
         }
         if self.broken.is_none() {
             self.violate(Promise::NoSilentStall, "events cannot be read though nothing is broken any more".into());

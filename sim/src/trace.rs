@@ -25,7 +25,9 @@ impl World {
                     self.say(&format!("call {call} {:?} -> r{}: {}", c.caller, c.replica, request(&c.request)));
                 }
             }
-            Event::Answer { call, heard } => self.say(&format!("call {call} hears {}", short(&format!("{heard:?}"), 160))),
+            Event::Answer { call, heard } => {
+                self.say(&format!("call {call} hears {}", short(&format!("{heard:?}"), 160)))
+            }
             Event::AtStore { replica, id, op, answer, .. } => {
                 let lost = if *answer { "" } else { " (its answer is not sent)" };
                 self.say(&format!("r{replica} {} at store: {}{lost}", id.0, operation(op)));
@@ -73,7 +75,10 @@ fn request(request: &Request) -> String {
     match request {
         Request::Submit(s) => format!("submit {}/{} {:?} key {:?} {:?}", s.tenant, s.queue, s.class, s.key, s.start),
         Request::Claim(c) => {
-            format!("claim {}/{:?} max {} wait {} id {:?} lease {:?}", c.tenant, c.queues, c.max, c.wait_ms, c.claim_id, c.lease_ms)
+            format!(
+                "claim {}/{:?} max {} wait {} id {:?} lease {:?}",
+                c.tenant, c.queues, c.max, c.wait_ms, c.claim_id, c.lease_ms
+            )
         }
         Request::Batch(items) => items.iter().map(self::request).collect::<Vec<_>>().join(" | "),
         other => short(&format!("{other:?}"), 300),
@@ -84,7 +89,9 @@ fn reply(outcome: &Outcome) -> String {
     match outcome {
         Ok(Response::Created(view)) => format!("created {} {:?}", view.id, view.status),
         Ok(Response::Existing(view)) => format!("existing {} {:?}", view.id, view.status),
-        Ok(Response::Job(view)) => format!("job {} {:?} attempt {} delivery {}", view.id, view.status, view.attempt, view.deliveries),
+        Ok(Response::Job(view)) => {
+            format!("job {} {:?} attempt {} delivery {}", view.id, view.status, view.attempt, view.deliveries)
+        }
         Ok(Response::Claimed(jobs)) => {
             let jobs: Vec<String> =
                 jobs.iter().map(|j| format!("{} {:?} until {}", j.id, j.token, j.lease_expires_at)).collect();
@@ -104,7 +111,9 @@ fn operation(op: &StoreOp) -> String {
             read.members.len(),
             if read.scan.is_some() { ", scan" } else { "" }
         ),
-        StoreOp::Commit(Commit { txns, grows }) => format!("commit of {}{}", txns.len(), if *grows { ", grows" } else { "" }),
+        StoreOp::Commit(Commit { txns, grows }) => {
+            format!("commit of {}{}", txns.len(), if *grows { ", grows" } else { "" })
+        }
     }
 }
 
@@ -134,7 +143,9 @@ fn transaction(txn: &Txn) -> String {
             Write::Put { key, version, .. } => Some(format!("put {key}={version:?}")),
             Write::Delete(key) => Some(format!("del {key}")),
             Write::Expire(key, expiry) => Some(format!("expire {key} {expiry:?}")),
-            Write::Add { index, score, raise, .. } => Some(format!("{index}{}@{score:?}", if *raise { "^" } else { "+" })),
+            Write::Add { index, score, raise, .. } => {
+                Some(format!("{index}{}@{score:?}", if *raise { "^" } else { "+" }))
+            }
             Write::Remove { index, .. } => Some(format!("{index}-")),
             Write::Append { .. } | Write::Notify(_) => None,
         })

@@ -77,7 +77,8 @@ impl Oracle {
             (Some(from @ (Scheduled | Queued | Retrying | Held)), Some(Cancelled)) => {
                 self.cause(job, track, ledger, "cancel or purge", |request| match request {
                     Request::Cancel { .. } => true,
-                    Request::Purge { status, .. } => *status == from,
+                    // It may have moved on since the purge saw it.
+                    Request::Purge { status, .. } => status.is_terminal() == from.is_terminal(),
                     _ => false,
                 })?;
                 self.judge_ended(job, track, before, Cancelled, None)?;
@@ -188,7 +189,14 @@ impl Oracle {
             Start::At(at) => at,
         };
         if place < earliest && !self.clock_back {
-            return broken(Promise::NoEarlyRun, format!("job {job} is due {} us too early: {:?} at {clock}, asked at {arrived}", earliest - place, asked.start));
+            return broken(
+                Promise::NoEarlyRun,
+                format!(
+                    "job {job} is due {} us too early: {:?} at {clock}, asked at {arrived}",
+                    earliest - place,
+                    asked.start
+                ),
+            );
         }
         if track.facts.status() == Some(Queued) && place != clock {
             return broken(Promise::Priority, format!("job {job} was queued at {place}, not at the clock {clock}"));
@@ -657,7 +665,8 @@ impl Oracle {
         }
         self.cause(job, track, ledger, "delete or purge", |request| match request {
             Request::Delete { .. } => true,
-            Request::Purge { status, .. } => *status == from,
+            // It may have moved on since the purge saw it.
+            Request::Purge { status, .. } => status.is_terminal() == from.is_terminal(),
             _ => false,
         })?;
         event(track, Kind::Deleted);
@@ -699,8 +708,15 @@ impl Oracle {
             // The job's own length or deadline, set before the lease is handed out.
             return Ok(());
         }
+        if new < old && grant.told_until <= new {
+            // A repeat of the claim brings it within a deadline before anybody is told of it.
+            return Ok(());
+        }
         if new < old {
-            let what = format!("job {job}: a lease was cut from {old} to {new} (told until {})", grant.told_until);
+            let what = format!(
+                "job {job}: a lease was cut from {old} to {new} (told until {}, raised {}, due at grant {at_grant})",
+                grant.told_until, grant.raised
+            );
             return broken(Promise::OneLiveLease, what);
         }
         grant.raised = true;

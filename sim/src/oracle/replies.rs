@@ -276,8 +276,12 @@ impl Oracle {
             order.push(self.judge_leased(w, claim, leased, outcome, request, ledger)?);
         }
         let list = |queue: &String| claim.queues.iter().position(|q| q == queue);
-        let keys: Vec<_> = jobs.iter().zip(&order).map(|(l, score)| (l.class, list(&l.queue), *score, l.id)).collect();
-        if keys.iter().any(|k| k.2.is_some()) && !keys.is_sorted() && !self.damaged && !self.rewound {
+        let keys: Vec<_> = jobs
+            .iter()
+            .zip(&order)
+            .filter_map(|(l, score)| Some((l.class, list(&l.queue), (*score)?, l.id)))
+            .collect();
+        if !keys.is_sorted() && !self.damaged && !self.rewound {
             return broken(Promise::Priority, format!("a claim's jobs are out of order: {keys:?}"));
         }
         Ok(())
@@ -339,6 +343,14 @@ impl Oracle {
         }
         grant.told_until = grant.told_until.max(leased.lease_expires_at);
         let token = leased.token;
+        let deadline = track.facts.deadline().filter(|_| track.facts.token() == Some(token));
+        if deadline.is_some_and(|d| leased.lease_expires_at > d) && !track.disturbed {
+            let what = format!(
+                "job {job} was handed out until {}, past its run or progress deadline {deadline:?}",
+                leased.lease_expires_at
+            );
+            return broken(Promise::ForwardOnly, what);
+        }
         if track.disturbed {
             return Ok(score);
         }
@@ -379,10 +391,9 @@ impl Oracle {
         }
         // What a repeat answers is what its receipt names; what was taken and found unfit is no work.
         let repeats = claim.claim_id.is_some()
-            && ledger
-                .iter()
-                .take(w.item.call as usize)
-                .any(|c| matches!(&*c.request, Request::Claim(o) if o.claim_id == claim.claim_id));
+            && ledger.iter().any(|c| {
+                c.id != w.item.call && matches!(&*c.request, Request::Claim(o) if o.claim_id == claim.claim_id)
+            });
         let took = ledger.item(w.item).is_some_and(|i| !i.granted.is_empty());
         if repeats || took || self.damaged || self.rewound {
             return Ok(());
