@@ -12,7 +12,7 @@ use crate::event::Kind;
 use crate::ids::JobId;
 use crate::limits;
 use crate::replica::task::{Cx, Draft};
-use crate::store::{Clock, Expiry, Guard, ScoreAt, Version, Write, keys};
+use crate::store::{Clock, Expiry, Guard, Record, ScoreAt, Version, Write, keys};
 
 /// A running job as read.
 pub(crate) struct Running<'a> {
@@ -139,10 +139,9 @@ fn kind(end: AttemptEnd) -> Kind {
 
 /// What happens to a lease that is reclaimed at this clock: it timed out if a deadline of its own has
 /// come, else it lapsed.
-pub(crate) fn reclaimed(job: &Job, granted: Option<&Granted>, progress_at: Option<Clock>, clock: Clock) -> AttemptEnd {
+pub(crate) fn reclaimed(job: &Job, granted: Option<&Granted>, progress: &Record, clock: Clock) -> AttemptEnd {
     let Some(granted) = granted else { return AttemptEnd::LeaseExpired };
-    let heard = progress_at.unwrap_or(granted.at);
-    match lease::deadline(job, granted.at, heard) {
+    match lease::deadline(job, granted.at, lease::heard(progress, granted)) {
         Some(deadline) if clock >= deadline => AttemptEnd::TimedOut,
         _ => AttemptEnd::LeaseExpired,
     }

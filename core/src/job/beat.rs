@@ -75,12 +75,13 @@ impl Operation for Beat {
         };
         let granted = current.granted;
         let clock = snapshot.clock;
-        let before = decode_record::<ProgressRecord>(reported).ok().flatten().map(|(_, p)| p);
-        let mine = before.as_ref().filter(|p| p.lease == granted.version);
-        let heard = mine.and(reported.at()).unwrap_or(granted.at);
+        let mine = lease::progress_of(reported, granted.version).map(|(p, _)| p);
+        let heard = lease::heard(reported, &granted);
         if lease::deadline(&job, granted.at, heard).is_some_and(|d| clock >= d) {
             let history = decode_record::<History>(history).ok().flatten().map(|(_, h)| h).unwrap_or_default();
-            let guards = vec![Guard::At(keys::lease(id), granted.version)];
+            // A report of progress that came in between moves the deadline.
+            let guards =
+                vec![Guard::At(keys::lease(id), granted.version), as_read(keys::progress(id), reported)];
             let running = Running { id, job: &job, version, granted: Some(&granted), history };
             let decision = attempt::end(running, &Cause::of(AttemptEnd::TimedOut), clock, guards, cx);
             cx.mark(Mark::RunTimedOut);
@@ -90,7 +91,7 @@ impl Operation for Beat {
         }
         // An older seq extends the lease and changes nothing else.
         let newer = self.asked.progress.is_some()
-            && match (self.asked.seq, mine.and_then(|p| p.seq)) {
+            && match (self.asked.seq, mine.as_ref().and_then(|p| p.seq)) {
                 (Some(seq), Some(before)) => seq > before,
                 _ => true,
             };

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 
 use super::lease;
 use super::moves::{self, Ending, Home, add};
-use super::record::{AttemptEnd, Class, Job, Lease, Status, decode_content};
+use super::record::{AttemptEnd, Class, Job, Lease, ProgressRecord, Status, decode_content};
 use super::check;
 use crate::codec::{self, Undecodable};
 use crate::event::{Item, Kind};
@@ -56,11 +56,20 @@ enum Stage {
     /// The leases that a receipt names.
     Repeat,
     /// Records that did not fit into the take's answer.
-    Rest(Vec<usize>),
+    Rest(Vec<(usize, Part)>),
     /// The second commit: which item each of its transactions is for, and the lease's new end.
     Exceptions(Vec<(usize, Option<Clock>)>),
     /// Nobody is there any more to take the jobs.
     Undo,
+}
+
+/// Which record of a job is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Job,
+    /// Read with a job that is read late: the two must be of one moment.
+    Lease,
+    Payload,
 }
 
 /// A member taken, with its records as far as they have been read.
@@ -72,6 +81,8 @@ struct Member {
     job: Option<Record>,
     payload: Option<Record>,
     lease_ends: Clock,
+    /// The lease's end has been set to what the job wants.
+    fixed: bool,
     /// Left out of the answer: ended, lost, or not held any more.
     out: bool,
 }
@@ -257,12 +268,18 @@ impl Claim {
                     job: None,
                     payload: None,
                     lease_ends: 0,
+                    fixed: false,
                     out: false,
                 })
             })
             .collect();
         self.stage = Stage::Repeat;
-        let records = self.items.iter().map(|i| keys::lease(i.id)).collect();
+        // Lease and job of one moment: the attempt's number is counted from both.
+        let records = self
+            .items
+            .iter()
+            .flat_map(|i| [keys::lease(i.id), keys::progress(i.id), keys::job(i.id)])
+            .collect();
         let members = self.items.iter().map(|i| (keys::LEASES, keys::member(i.id))).collect();
         Next::Read(Read { records, members, ..Read::default() })
     }
@@ -270,12 +287,16 @@ impl Claim {
     fn repeated(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) -> Next {
         let nonce = self.nonce;
         let mut sources = Vec::new();
-        for ((item, record), place) in self.items.iter_mut().zip(&snapshot.records).zip(&snapshot.members) {
-            match lease::Granted::read(record) {
+        let records = snapshot.records.chunks(3);
+        for ((item, records), place) in self.items.iter_mut().zip(records).zip(&snapshot.members) {
+            let [lease, progress, job] = records else { continue };
+            match lease::Granted::read(lease) {
                 Some(granted) if granted.version == nonce => {
                     self.granted_at = granted.at;
                     let length = granted.lease.length_ms.saturating_mul(limits::MILLI);
                     item.lease_ends = place.map_or(granted.at.saturating_add(length), |p| p.score);
+                    item.fixed = lease::progress_of(progress, nonce).is_some();
+                    item.job = Some(job.clone());
                     item.source = sources.len();
                     sources.push((granted.lease.queue, granted.lease.class, granted.lease.length_ms));
                 }
@@ -295,11 +316,13 @@ impl Claim {
             let missing = |r: &Option<Record>| r.as_ref().is_none_or(Record::is_unread);
             if missing(&item.job) {
                 records.push(keys::job(item.id));
-                wanted.push(at * 2);
+                wanted.push((at, Part::Job));
+                records.push(keys::lease(item.id));
+                wanted.push((at, Part::Lease));
             }
             if missing(&item.payload) && self.bytes < limits::CLAIM_BYTES {
                 records.push(keys::payload(item.id));
-                wanted.push(at * 2 + 1);
+                wanted.push((at, Part::Payload));
             }
         }
         if wanted.is_empty() {
@@ -309,16 +332,19 @@ impl Claim {
         Next::Read(Read { records, ..Read::default() })
     }
 
-    fn fetched(&mut self, wanted: &[usize], records: Vec<Record>, cx: &mut Cx<'_>) -> Next {
-        for (at, record) in wanted.iter().zip(records) {
-            let Some(item) = self.items.get_mut(at / 2) else { continue };
-            if at % 2 == 0 {
-                item.job = Some(record);
-            } else {
-                self.bytes += record.bytes().map_or(0, |b| b.len());
-                item.payload = Some(record);
+    fn fetched(&mut self, wanted: &[(usize, Part)], records: Vec<Record>, cx: &mut Cx<'_>) -> Next {
+        for ((at, part), record) in wanted.iter().zip(records) {
+            let Some(item) = self.items.get_mut(*at) else { continue };
+            match part {
+                Part::Job => item.job = Some(record),
+                Part::Lease => item.out |= record.version() != Some(self.nonce),
+                Part::Payload => {
+                    self.bytes += record.bytes().map_or(0, |b| b.len());
+                    item.payload = Some(record);
+                }
             }
         }
+        self.items.retain(|i| !i.out);
         self.fetch(cx)
     }
 
@@ -397,33 +423,34 @@ impl Claim {
             leave.push(home.event(Kind::Lost, id, None, Some("payload")));
             return Some((self.end(id, &job, version, &granted, Status::Dead, Some("lost"), held, leave, cx), None));
         }
+        // Until its first attempt ends the record is as it was put when this life began.
+        let born = record.at().unwrap_or(job.born);
         let expired = job.deliveries == 0
             && job
                 .policy
                 .queue_ttl_ms
-                .is_some_and(|ttl| self.granted_at >= job.born.saturating_add(ttl.saturating_mul(limits::MILLI)));
+                .is_some_and(|ttl| self.granted_at >= born.saturating_add(ttl.saturating_mul(limits::MILLI)));
         if expired {
             cx.stats.expired += 1;
             let leave = moves::leave_running(id, home);
             return Some((self.end(id, &job, version, &granted, Status::Expired, None, held, leave, cx), None));
         }
         let default = self.granted_at.saturating_add(length_ms.saturating_mul(limits::MILLI));
-        let (stands, ends) = match item.lease_ends {
-            0 => {
-                let own = self.granted_at.saturating_add(lease::length(&granted.lease, &job));
-                let deadline = lease::deadline(&job, self.granted_at, self.granted_at);
-                (default, deadline.map_or(own, |d| own.min(d)))
-            }
-            // A repeat: heartbeats may have raised it, but never past the run deadline.
-            stands => (stands, lease::run_deadline(&job, self.granted_at).map_or(stands, |d| stands.min(d))),
-        };
-        if stands == ends {
+        let own = self.granted_at.saturating_add(lease::length(&granted.lease, &job));
+        let deadline = lease::deadline(&job, self.granted_at, self.granted_at);
+        let ends = deadline.map_or(own, |d| own.min(d));
+        if item.fixed || ends == default {
             return None;
         }
-        // A number: harmless to repeat.
-        let draft =
-            Draft::new(vec![held], vec![add(keys::LEASES, &keys::member(id), ScoreAt::Number(ends))]);
-        Some((vec![draft], Some(ends)))
+        // An empty report of progress tells that this has been done, so that a second application,
+        // late, cannot cut a lease that heartbeats have raised since.
+        let marker = ProgressRecord { lease: self.nonce, seq: None, value: Vec::new() };
+        let guards = vec![held, Guard::Absent(keys::progress(id))];
+        let writes = vec![
+            add(keys::LEASES, &keys::member(id), ScoreAt::Number(ends)),
+            moves::put(keys::progress(id), cx.make.version(), codec::encode(&marker), Expiry::Never),
+        ];
+        Some((vec![Draft::new(guards, writes)], Some(ends)))
     }
 
     #[expect(clippy::too_many_arguments)]
@@ -461,11 +488,11 @@ impl Claim {
             let home = Home { tenant: &self.asked.tenant, queue, class: *class };
             let held = Guard::At(keys::lease(item.id), self.nonce);
             let mut draft = put_back(item.id, home, item.score, held);
-            let job = item.job.as_ref().and_then(|r| decode_record::<Job>(r).ok().flatten());
-            if let Some((_, job)) = job
+            let job = item.job.as_ref().and_then(|r| Some((r.at()?, decode_record::<Job>(r).ok()??.1)));
+            if let Some((born, job)) = job
                 && let Some(ttl) = job.policy.queue_ttl_ms.filter(|_| job.deliveries == 0)
             {
-                let deadline = job.born.saturating_add(ttl.saturating_mul(limits::MILLI));
+                let deadline = born.saturating_add(ttl.saturating_mul(limits::MILLI));
                 draft.writes.push(add(keys::TTL, &keys::member(item.id), ScoreAt::Number(deadline)));
             }
             drafts.push(draft);
@@ -569,18 +596,21 @@ impl Operation for Claim {
     fn answered(&mut self, clock: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
         match core::mem::replace(&mut self.stage, Stage::Take) {
             Stage::Exceptions(of) => {
-                let mut still: Vec<Option<bool>> = vec![None; self.items.len()];
+                let mut done: Vec<Option<(bool, Option<Clock>)>> = vec![None; self.items.len()];
                 for ((at, ends), answer) in of.into_iter().zip(&answers) {
-                    let Some(slot) = still.get_mut(at) else { continue };
-                    let done = matches!(answer, Answer::Applied { .. });
-                    *slot = Some(slot.unwrap_or(false) || done);
-                    if let (Some(ends), Some(item)) = (ends, self.items.get_mut(at)) {
+                    let Some(slot) = done.get_mut(at) else { continue };
+                    let applied = matches!(answer, Answer::Applied { .. });
+                    *slot = Some((slot.is_some_and(|s| s.0) || applied, ends));
+                }
+                if done.iter().flatten().any(|(applied, ends)| !applied && ends.is_some()) {
+                    // The lease is gone, or a repeat of this claim was quicker: what stands, counts.
+                    self.stage = Stage::Receipt;
+                    return Next::Read(Read { records: vec![self.receipt()], ..Read::default() });
+                }
+                for (item, done) in self.items.iter_mut().zip(done) {
+                    if let Some((_, Some(ends))) = done {
                         item.lease_ends = ends;
                     }
-                }
-                for (item, still) in self.items.iter_mut().zip(still) {
-                    // Refused: the lease is gone already.
-                    item.out |= still == Some(false);
                 }
                 if self.items.iter().all(|i| i.out) {
                     // All that was taken was unfit to be handed out: look for more.
@@ -604,6 +634,7 @@ impl Operation for Claim {
                                 job: records.next(),
                                 payload: records.next(),
                                 lease_ends: 0,
+                                fixed: false,
                                 out: false,
                             })
                         })

@@ -3,7 +3,7 @@
 //! **A lease ends when it is reclaimed.** Its score in `leases` only says from when that is allowed;
 //! until then its holder may renew, complete, fail or release it.
 
-use super::record::{AttemptEnd, AttemptRecord, ErrorInfo, Job, Lease};
+use super::record::{AttemptEnd, AttemptRecord, ErrorInfo, Job, Lease, ProgressRecord};
 use crate::ids::Token;
 use crate::limits::MILLI;
 use crate::replica::task::decode_record;
@@ -49,6 +49,21 @@ pub(crate) fn length(lease: &Lease, job: &Job) -> u64 {
         _ => lease.length_ms,
     };
     ms.saturating_mul(MILLI)
+}
+
+/// The progress record, if it was reported under that lease. One without a value only says that the
+/// lease's end has been set.
+pub(crate) fn progress_of(record: &Record, lease: Version) -> Option<(ProgressRecord, Clock)> {
+    let (_, progress) = decode_record::<ProgressRecord>(record).ok()??;
+    (progress.lease == lease).then_some((progress, record.at()?))
+}
+
+/// When the attempt last reported progress, or its grant.
+pub(crate) fn heard(record: &Record, granted: &Granted) -> Clock {
+    match progress_of(record, granted.version) {
+        Some((progress, at)) if !progress.value.is_empty() => at,
+        _ => granted.at,
+    }
 }
 
 fn after(from: Clock, ms: Option<u64>) -> Option<Clock> {

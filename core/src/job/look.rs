@@ -170,7 +170,9 @@ impl Operation for Look {
             Status::Held | Status::Succeeded | Status::Dead | Status::Cancelled | Status::Expired => {}
         }
         let reported = snapshot.records.get(2).unwrap_or(&Record::Absent);
-        if let (Ok(Some((_, record))), Some(at)) = (decode_record::<ProgressRecord>(reported), reported.at()) {
+        if let (Ok(Some((_, record))), Some(at)) = (decode_record::<ProgressRecord>(reported), reported.at())
+            && !record.value.is_empty()
+        {
             view.progress = Some(progress(record, at));
         }
         self.answer(view)

@@ -338,7 +338,8 @@ fn mend_job(id: JobId, found: &Found, places: &[Option<Place>], clock: Clock, dr
             if let Some(ms) = job.policy.queue_ttl_ms {
                 let mut guards = as_it_is();
                 guards.push(out(keys::TTL));
-                let deadline = job.born.saturating_add(ms.saturating_mul(limits::MILLI));
+                let born = main.at().unwrap_or(job.born);
+                let deadline = born.saturating_add(ms.saturating_mul(limits::MILLI));
                 let writes = vec![
                     add(keys::TTL, &member, ScoreAt::Number(deadline)),
                     home.event(Kind::Reindexed, id, None, None),

@@ -96,11 +96,12 @@ impl Deadlines {
             Ok(Some((version, job))) => {
                 let history: History =
                     decode_record(history).ok().flatten().map(|(_, h)| h).unwrap_or_default();
-                let heard = granted.as_ref().and_then(|g| {
-                    let (_, p) = decode_record::<super::record::ProgressRecord>(progress).ok()??;
-                    (p.lease == g.version).then(|| progress.at())?
-                });
-                let end = attempt::reclaimed(&job, granted.as_ref(), heard, clock);
+                let end = attempt::reclaimed(&job, granted.as_ref(), progress, clock);
+                let mut guards = guards;
+                if end == AttemptEnd::TimedOut {
+                    // A report of progress that came in between moves the deadline.
+                    guards.push(as_read(keys::progress(id), progress));
+                }
                 let running = Running { id, job: &job, version, granted: granted.as_ref(), history };
                 let decision = attempt::end(running, &Cause::of(end), clock, guards, cx);
                 let did = match (decision.status, end) {
