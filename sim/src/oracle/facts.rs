@@ -222,7 +222,10 @@ impl Facts {
             "lease" => self.lease = read(stored, |b| codec::decode::<Lease>(b).ok().map(Arc::new)),
             "history" => self.history = read(stored, |b| codec::decode::<History>(b).ok().map(Arc::new)),
             "progress" => {
-                self.progress = read(stored, |b| codec::decode::<ProgressRecord>(b).ok().map(|p| p.lease));
+                // One without a value is no report: it marks that the lease's end has been set.
+                self.progress = read(stored, |b| {
+                    codec::decode::<ProgressRecord>(b).ok().filter(|p| !p.value.is_empty()).map(|p| p.lease)
+                });
             }
             "payload" => self.payload = read(stored, |b| Some(bytes::Bytes::copy_from_slice(b))),
             _ => self.result = read(stored, |b| Some(bytes::Bytes::copy_from_slice(b))),
