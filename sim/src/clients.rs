@@ -156,7 +156,10 @@ impl World {
             _ => Start::Now,
         };
         let one_of = |on: u64, low: u64, high: u64, choices: &mut crate::choices::Seeded| -> Option<u64> {
-            let (pick, value) = (choices.draw(at, on), choices.between(at, low, high));
+            // The least allowed is the most telling.
+            let (pick, edge) = (choices.draw(at, on), choices.draw(at, 6) == 5);
+            let value = choices.between(at, low, high);
+            let value = if edge { low } else { value };
             (pick == on - 1).then_some(value)
         };
         let c = &mut self.choices;

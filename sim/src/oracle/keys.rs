@@ -63,7 +63,8 @@ impl Oracle {
     ) -> Result<(), Violation> {
         let Some(fact) = self.keys.get(name) else { return Ok(()) };
         let Some(old) = before.filter(|b| b.lives(clock)).and_then(|b| b.value.as_ref()) else { return Ok(()) };
-        let new = fact.record.as_ref().filter(|r| r.lives(clock)).and_then(|r| r.value.as_ref());
+        let new = fact.record.as_ref().and_then(|r| r.value.as_ref());
+        // Still there, if maybe with an end of its own.
         if new.is_some_and(|n| n.job == old.job) {
             return Ok(());
         }

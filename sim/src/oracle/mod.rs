@@ -128,7 +128,6 @@ pub(crate) struct EndedAttempt {
     pub status: Status,
     pub run_at: Option<Clock>,
     pub change: u64,
-    pub life: u32,
 }
 
 /// A job as the oracle has followed it.

@@ -99,7 +99,8 @@ impl Oracle {
             (None, None) => return Ok(0),
             (from, to) => {
                 let promise = match to {
-                    None if from.is_some_and(|f| !f.is_terminal()) => Promise::AckedNeverLost,
+                    None if after.job(clock).is_none() => Promise::AckedNeverLost,
+                    None => Promise::BooksBalance,
                     _ => Promise::ForwardOnly,
                 };
                 let what = format!(
@@ -325,9 +326,8 @@ impl Oracle {
 
     fn attempt_over(&self, track: &mut Track, after: &Facts, token: Token) {
         if let (Some(attempt), Some(status)) = (Self::attempt_of(after, token), after.status()) {
-            let life = after.main.as_ref().and_then(|m| m.value.as_ref()).map_or(0, |j| j.lives);
             let (outcome, run_at) = (attempt.outcome, attempt.run_at);
-            track.ended.push(EndedAttempt { token, outcome, status, run_at, change: self.change, life });
+            track.ended.push(EndedAttempt { token, outcome, status, run_at, change: self.change });
         }
     }
 

@@ -276,11 +276,8 @@ impl Oracle {
             order.push(self.judge_leased(w, claim, leased, outcome, request, ledger)?);
         }
         let list = |queue: &String| claim.queues.iter().position(|q| q == queue);
-        let keys: Vec<_> = jobs
-            .iter()
-            .zip(&order)
-            .filter_map(|(l, score)| Some((l.class, list(&l.queue), (*score)?, l.id)))
-            .collect();
+        let keys: Vec<_> =
+            jobs.iter().zip(&order).filter_map(|(l, score)| Some((l.class, list(&l.queue), (*score)?, l.id))).collect();
         if !keys.is_sorted() && !self.damaged && !self.rewound {
             return broken(Promise::Priority, format!("a claim's jobs are out of order: {keys:?}"));
         }
