@@ -56,11 +56,11 @@ impl Finish {
     }
 
     /// The first answer again, if the attempt with this token ended in the same way.
-    fn repeated(&self, attempt: &AttemptRecord, ended: Option<Status>) -> Option<Response> {
+    fn repeated(&self, attempt: &AttemptRecord) -> Option<Response> {
         match (&self.how, attempt.outcome) {
             (How::Complete(_), AttemptEnd::Succeeded) => Some(Response::Completed),
             (How::Fail(_), AttemptEnd::Failed) => {
-                let status = ended.unwrap_or(Status::Retrying);
+                let status = if attempt.run_at.is_some() { Status::Retrying } else { Status::Dead };
                 Some(Response::Failed { status, run_at: attempt.run_at })
             }
             (How::Release(_), AttemptEnd::Released) => Some(Response::Released),
@@ -71,15 +71,15 @@ impl Finish {
     /// What a token that is not the present one is told.
     fn late(&self, job: &Job, history: Option<&History>, token: Option<Token>) -> Next {
         let Some(token) = token else { return Next::fail(Failure::LeaseLost) };
-        let last = job.end.as_ref().and_then(|e| Some((e.attempt.as_ref()?, e.status)));
-        if let Some((attempt, status)) = last
+        let last = job.end.as_ref().and_then(|e| e.attempt.as_ref());
+        if let Some(attempt) = last
             && attempt.token == token
-            && let Some(first) = self.repeated(attempt, Some(status))
+            && let Some(first) = self.repeated(attempt)
         {
             return Next::ok(first);
         }
         if let Some(attempt) = history.and_then(|h| h.by_token(token))
-            && let Some(first) = self.repeated(attempt, None)
+            && let Some(first) = self.repeated(attempt)
         {
             return Next::ok(first);
         }

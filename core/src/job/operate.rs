@@ -109,7 +109,16 @@ pub(crate) fn delete(id: JobId, job: &Job, version: Version, status: Status, cx:
 }
 
 impl Operate {
-    fn retry(&self, job: &Job, version: Version, status: Status, payload: &Record, clock: Clock, cx: &mut Cx<'_>) -> (Draft, Version, Job) {
+    /// The transaction that begins a new life, its version, and the job as it is then.
+    fn retry(
+        &self,
+        job: &Job,
+        version: Version,
+        mut history: History,
+        payload: &Record,
+        clock: Clock,
+        cx: &mut Cx<'_>,
+    ) -> (Draft, Version, Job) {
         let own = cx.make.version();
         let id = self.id;
         let member = keys::member(id);
@@ -123,10 +132,17 @@ impl Operate {
         next.end = None;
         next.key = None;
         next.trail = job.trail.after(version);
+        let end = job.end.as_ref();
+        let status = end.map_or(Status::Dead, |e| e.status);
+        // Whoever ended the old life may still repeat that call, and is to get its first answer.
+        history.attempts.retain(|a| end.and_then(|e| e.attempt.as_ref()).is_none_or(|l| l.token != a.token));
+        if let Some(last) = end.and_then(|e| e.attempt.clone()) {
+            history.push(last);
+        }
         let mut writes = vec![
             put_job(id, &next, own),
             Write::Expire(keys::payload(id), Expiry::Never),
-            Write::Expire(keys::history(id), Expiry::Never),
+            put(keys::history(id), own, codec::encode(&history), Expiry::Never),
             Write::Delete(keys::result(id)),
             remove(home.index(status), &member),
             add(home.index(Status::Queued), &member, ScoreAt::Clock(0)),
@@ -184,10 +200,9 @@ impl Operation for Operate {
                 return Next::ok(Response::Job(self.view(&job, Status::Cancelled, history)));
             }
             (What::Cancel, Some(_)) => return Next::fail(Failure::AlreadyTerminal),
-            (What::Retry, Some(status @ (Status::Dead | Status::Cancelled | Status::Expired)))
-                if !payload.is_absent() =>
-            {
-                let (draft, own, after) = self.retry(&job, version, status, payload, clock, cx);
+            (What::Retry, Some(Status::Dead | Status::Cancelled | Status::Expired)) if !payload.is_absent() => {
+                let before = history.clone().unwrap_or_default();
+                let (draft, own, after) = self.retry(&job, version, before, payload, clock, cx);
                 (vec![draft], own, Response::Job(self.view(&after, Status::Queued, history)))
             }
             (What::Retry, _) => return Next::fail(Failure::NotRetryable),

@@ -105,7 +105,7 @@ pub(super) struct Task {
     poll_end: Option<Now>,
     last_try: bool,
     races: u32,
-    /// Something of it has certainly been applied.
+    /// Something of it has been applied, or may have been: it can no longer be said that nothing was.
     committed: bool,
     weight: usize,
 }
@@ -707,6 +707,7 @@ impl Replica {
             let (doubt, races, committed) = (pending.doubt, task.races, task.committed);
             if !applied && doubt {
                 // The first sending may have been applied: this refusal may be its own doing.
+                task.committed |= pending.evidence.is_none();
                 match pending.evidence.clone() {
                     Some(evidence) => self.to_settle(id, evidence),
                     None if answers.iter().all(|a| *a == Answer::TooLate) => {
@@ -777,8 +778,9 @@ impl Replica {
 
     /// A commit that is not worth sending (again): its time has passed.
     pub(super) fn outdated(&mut self, id: TaskId, out: &mut Outputs) {
-        let Some(task) = self.tasks.get(&id) else { return };
+        let Some(task) = self.tasks.get_mut(&id) else { return };
         let State::Commit(pending) = &task.state else { return };
+        task.committed |= pending.doubt && pending.evidence.is_none();
         match (pending.doubt, pending.evidence.clone()) {
             (true, Some(evidence)) => self.to_settle(id, evidence),
             (true, None) => self.act(id, out, |op, cx| op.doubtful(cx)),
