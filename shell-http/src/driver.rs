@@ -184,11 +184,6 @@ impl Driver {
         self.0.push(|inbox| inbox.messages.push(Message::Look(reply)));
         answer.await.ok()
     }
-
-    /// The loop has ended, as wanted or by a panic.
-    pub fn is_closed(&self) -> bool {
-        self.0.lock().closed
-    }
 }
 
 struct Waiting<'a> {

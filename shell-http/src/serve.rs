@@ -89,6 +89,7 @@ async fn run(listener: TcpListener, app: Arc<App>, grace: Duration) -> io::Resul
     // Every connection holds a sender: when all are gone, the receiver knows.
     let (alive, mut all_gone) = mpsc::channel::<()>(1);
     let mut pulse = tokio::time::interval(PULSE);
+    let mut poisoned = false;
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -101,8 +102,15 @@ async fn run(listener: TcpListener, app: Arc<App>, grace: Duration) -> io::Resul
                 }
             },
             () = signals.next() => break,
-            _ = pulse.tick() => if app.driver.is_closed() {
-                return Err(io::Error::other("the replica has failed: this process can do nothing more"));
+            _ = pulse.tick() => {
+                let Some(look) = app.driver.look().await else {
+                    return Err(io::Error::other("the replica has failed: this process can do nothing more"));
+                };
+                if let Some(why) = look.store_poisoned.filter(|_| !poisoned) {
+                    // The process stays, to say so honestly: every call is answered 503.
+                    tracing::error!("the store works no more until this process is restarted: {why}");
+                    poisoned = true;
+                }
             },
         }
     }

@@ -48,6 +48,9 @@ pub struct Bench {
     /// The large backlog; 0 leaves the claims out
     #[arg(long, value_name = "N", default_value_t = 500_000)]
     backlog: usize,
+    /// The queue to use [default: one of its own]
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<String>,
     /// Only the parts named: submit, batch, drain, claim
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<String>,
@@ -79,7 +82,7 @@ impl Bench {
     }
 
     async fn measure(self) -> Result<(), Failed> {
-        let queue = format!("bench-{}", unique());
+        let queue = self.queue.clone().unwrap_or_else(|| format!("bench-{}", unique()));
         let time = Duration::from_secs(self.seconds);
         print_line(&format!(
             "{:<34} {:>12} {:>9} {:>9} {:>9} {:>7}",
@@ -108,7 +111,8 @@ impl Bench {
         if self.wants("claim") && self.backlog > 0 {
             for backlog in [1_000, self.backlog] {
                 let m = self.claims(backlog).await?;
-                row(&format!("claim {CLAIM} at backlog {backlog}"), m, time)?;
+                let took = m.calls.iter().sum();
+                row(&format!("claim {CLAIM} at backlog {backlog}"), m, took)?;
             }
         }
         Ok(())
@@ -159,7 +163,7 @@ impl Bench {
         Ok((measure.take(), took))
     }
 
-    /// Claims and completes until nothing is left or the time is over.
+    /// Claims and completes in batches until nothing is left or the time is over.
     async fn drain(&self, queue: &str, time: Duration) -> Result<(Measure, Duration), Failed> {
         let measure = Rc::new(RefCell::new(Measure::default()));
         let begun = Instant::now();

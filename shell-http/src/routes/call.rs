@@ -178,10 +178,11 @@ async fn batch(
         Vec::new()
     } else {
         let count = requests.len();
-        match app.driver.ask(Request::Batch(requests)).await? {
-            Answer::Batch(answers) if answers.len() == count => answers,
+        match app.driver.ask(Request::Batch(requests)).await {
+            Ok(Answer::Batch(answers)) if answers.len() == count => answers,
+            Err(failure) => vec![Err(failure); count],
             // Never: a batch is answered item by item.
-            _ => vec![Err(Failure::OutcomeUnknown { retry_after_ms: 1_000 }); count],
+            Ok(_) => vec![Err(Failure::OutcomeUnknown { retry_after_ms: 1_000 }); count],
         }
     };
     let mut answers = answers.into_iter();

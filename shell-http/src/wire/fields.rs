@@ -12,6 +12,9 @@ use serde_json::value::RawValue;
 
 use crate::problem::Problem;
 
+/// No object here has as many fields. Without a bound, looking for doubles would take for ever.
+pub const FIELDS_MAX: usize = 64;
+
 /// The fields of one object, in the order in which they came.
 pub type Fields<'a> = Vec<(Cow<'a, str>, &'a RawValue)>;
 
@@ -30,7 +33,7 @@ pub fn object(body: &Bytes) -> Result<Fields<'_>, Problem> {
     }
     parse_object(body).map_err(|error| {
         if error.is_data() {
-            Problem::field("", "the body must be a JSON object in which no field is given twice")
+            Problem::field("", "the body must be a JSON object of known fields, none given twice")
         } else {
             // serde_json's message tells the place and never quotes the body.
             Problem::NotJson { detail: format!("The body is not JSON: {error}.") }
@@ -41,7 +44,7 @@ pub fn object(body: &Bytes) -> Result<Fields<'_>, Problem> {
 /// Reads an object inside a body, which is known to be JSON.
 pub fn inner_object<'a>(value: Value<'a>) -> Result<Fields<'a>, Problem> {
     parse_object(value.text.as_bytes())
-        .map_err(|_| Problem::field(value.field, "must be an object in which no field is given twice"))
+        .map_err(|_| Problem::field(value.field, "must be an object of known fields, none given twice"))
 }
 
 fn parse_object(text: &[u8]) -> serde_json::Result<Fields<'_>> {
@@ -54,8 +57,8 @@ fn parse_object(text: &[u8]) -> serde_json::Result<Fields<'_>> {
         fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Fields<'a>, A::Error> {
             let mut fields = Fields::with_capacity(8);
             while let Some(key) = map.next_key::<Key<'a>>()? {
-                if fields.iter().any(|(k, _)| *k == key.0) {
-                    return Err(A::Error::custom("a field is given twice"));
+                if fields.len() >= FIELDS_MAX || fields.iter().any(|(k, _)| *k == key.0) {
+                    return Err(A::Error::custom("a field is given twice, or there are too many"));
                 }
                 fields.push((key.0, map.next_value()?));
             }
@@ -238,6 +241,14 @@ mod tests {
     fn deep_nesting_is_no_recursion() {
         let deep = format!("{{\"payload\":{}{}}}", "[".repeat(1_000_000), "]".repeat(1_000_000));
         assert!(object(&Bytes::from(deep)).is_ok());
+    }
+
+    #[test]
+    fn a_million_fields_are_refused_early() {
+        let many: Vec<String> = (0..1_000_000).map(|n| format!("\"{n}\":0")).collect();
+        let begun = std::time::Instant::now();
+        assert_eq!(object(&Bytes::from(format!("{{{}}}", many.join(",")))).unwrap_err().code(), "invalid_field");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(2));
     }
 
     #[test]

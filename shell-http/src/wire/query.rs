@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::fields::FIELDS_MAX;
 use crate::problem::Problem;
 
 /// Undoes percent-encoding; `None` if it is none, or not UTF-8.
@@ -36,8 +37,8 @@ pub fn parameters(query: &str) -> Result<Vec<Parameter<'_>>, Problem> {
         let (Some(key), Some(value)) = (decode(key, true), decode(value, true)) else {
             return Err(Problem::field("", "the query is not percent-encoded UTF-8"));
         };
-        if out.iter().any(|(k, _)| *k == key) {
-            return Err(Problem::field(key.into_owned(), "is given twice"));
+        if out.len() >= FIELDS_MAX || out.iter().any(|(k, _)| *k == key) {
+            return Err(Problem::field(key.into_owned(), "is given twice, or is one too many"));
         }
         out.push((key, value));
     }
