@@ -22,7 +22,7 @@ impl World {
         }
         let at = Topic::Chaos.of(0);
         let f = &self.setup.faults;
-        let weights: [(u32, &'static str); 13] = [
+        let weights: [(u32, &'static str); 14] = [
             (f.crash, "crash"),
             (f.pause, "pause"),
             (f.cut_store, "cut_store"),
@@ -35,6 +35,7 @@ impl World {
             (f.store_full, "store_full"),
             (f.evict, "evict"),
             (f.drop_entry, "drop_entry"),
+            (f.corrupt, "corrupt"),
             (f.lose_commits, "lose_commits"),
         ];
         let garbage = f.garbage > 0;
@@ -120,6 +121,7 @@ impl World {
             }
             "evict" => self.evict(),
             "drop_entry" => self.drop_entry(),
+            "corrupt" => self.corrupt(),
             "lose_commits" => self.lose_commits(),
             _ => {}
         }
@@ -144,6 +146,22 @@ impl World {
         self.say(&format!("evict {key}"));
         self.store.model.evict(key);
         self.oracle.disturb(&self.store.model, Damage::Record(key.clone()));
+    }
+
+    /// A job's record can no longer be read.
+    fn corrupt(&mut self) {
+        let at = Topic::Chaos.of(5);
+        let keys: Vec<Name> = self.store.model.records(b"job/").map(|(k, _)| k.clone()).collect();
+        let Some(key) = keys.get(self.choices.draw(at, keys.len().max(1) as u64) as usize) else { return };
+        self.corrupt_key(key, bytes::Bytes::from_static(b"\x01garbage"));
+    }
+
+    pub fn corrupt_key(&mut self, key: &Name, bytes: bytes::Bytes) {
+        self.store.tick(self.now);
+        self.digest.bytes(key);
+        self.say(&format!("corrupt {key}"));
+        self.store.model.corrupt(key, bytes);
+        self.oracle.disturb(&self.store.model, Damage::Corrupt(key.clone()));
     }
 
     /// Any entry of any index vanishes.

@@ -193,12 +193,13 @@ impl World {
         self.schedule(after, Event::FromStore { replica: r as u8, epoch, id, reply });
     }
 
-    pub fn from_store(&mut self, r: usize, epoch: u32, id: StoreId, reply: &Arc<Result<StoreAnswer, StoreError>>) {
-        match &**reply {
+    pub fn from_store(&mut self, r: usize, epoch: u32, id: StoreId, reply: Arc<Result<StoreAnswer, StoreError>>) {
+        match &*reply {
             Ok(answer) => self.digest.answer(answer),
             Err(error) => self.digest.tag(*error as u8),
         }
-        self.input(r, epoch, Input::StoreReply { id, reply: (**reply).clone() });
+        let reply = Arc::try_unwrap(reply).unwrap_or_else(|shared| (*shared).clone());
+        self.input(r, epoch, Input::StoreReply { id, reply });
     }
 
     /// Applies a commit, one transaction after the other, each looked at by the oracle. `None`: the

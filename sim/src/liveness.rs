@@ -220,6 +220,7 @@ impl World {
             .model
             .records(b"")
             .filter(|(key, _)| !key.starts_with(b"queue/") && !key.starts_with(b"ready/"))
+            .filter(|(key, _)| !self.oracle.is_quarantined(key))
             .map(|(key, _)| key.to_string())
             .collect();
         for (index, members) in self.store.model.books().iter() {

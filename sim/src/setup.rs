@@ -89,6 +89,7 @@ faults! {
     store_full,
     evict,
     drop_entry,
+    corrupt,
     lose_commits,
     garbage,
 }
@@ -176,7 +177,7 @@ impl Setup {
         s.config.reads = *c.pick(at, &[2, 1, 4]);
         s.config.commit_txns = *c.pick(at, &[1_000, 1_000, 4, 1]);
         s.config.sweep_ms = *c.pick(at, &[1_000, 1_000, 500, 2_000]);
-        s.config.scrub_ms = *c.pick(at, &[1_000, 2_000, 3_000]);
+        s.config.scrub_ms = *c.pick(at, &[2_000, 4_000, 6_000]);
         s.config.retention_ms = *c.pick(at, &[30_000, 60_000, 5_000]);
         s.config.lease_ms = c.between(at, 2_000, 12_000);
         let swarm = Topic::Swarm.of(0);
@@ -224,6 +225,7 @@ fn draw_faults(c: &mut impl Choices, regime: Regime) -> Faults {
         store_full: weight(1, 3),
         evict: weight(2, 10),
         drop_entry: weight(2, 8),
+        corrupt: weight(1, 4),
         lose_commits: weight(2, 8),
         garbage: weight(1, 2),
     };
@@ -234,6 +236,7 @@ fn draw_faults(c: &mut impl Choices, regime: Regime) -> Faults {
     if regime != Regime::EvictKeys {
         f.evict = 0;
         f.drop_entry = 0;
+        f.corrupt = 0;
     }
     if regime != Regime::LoseLastCommits {
         f.lose_commits = 0;

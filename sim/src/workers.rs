@@ -393,8 +393,8 @@ impl World {
             // Past its lease, with or without a beat in between, or for good.
             let late = self.choices.between(Topic::Misbehave.of(w), 0, 8 * SECOND);
             hold.end_at = Some(self.now + lease_us + late);
-            hold.beat_at = (late % 3 == 0).then_some(self.now + lease_us + late / 2);
-            if late % 5 == 0 {
+            hold.beat_at = late.is_multiple_of(3).then_some(self.now + lease_us + late / 2);
+            if late.is_multiple_of(5) {
                 hold.end_at = Some(self.now + 60 * SECOND);
             }
         } else if self.phase == Phase::Chaos && self.choices.draw(at, 4) == 3 {

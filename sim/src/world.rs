@@ -266,7 +266,7 @@ impl World {
                 self.at_store(usize::from(replica), epoch, id, &op, answer, again);
             }
             Event::FromStore { replica, epoch, id, reply } => {
-                self.from_store(usize::from(replica), epoch, id, &reply);
+                self.from_store(usize::from(replica), epoch, id, reply);
             }
             Event::Notify { replica, epoch, topic } => {
                 self.input(usize::from(replica), epoch, Input::Notified { topic });

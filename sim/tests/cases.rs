@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use leasehold_core::event::Kind;
 use leasehold_core::job::record::{AttemptEnd, Backoff, Status};
+use leasehold_core::replica::Mark;
 use leasehold_core::request::{Leased, Start, Submit};
+use leasehold_core::store::keys;
 use leasehold_core::{Failure, Outcome, Request, Response};
 use sim::calls::Heard;
 use sim::links::Order;
@@ -97,8 +99,8 @@ fn c04_redelivery_is_not_amplified_by_chaining() {
     let mut deliveries: BTreeMap<_, u32> = BTreeMap::new();
     let mut repeated = 0;
     while s.now_ms() < 400_000 {
-        for w in 0..busy.len() {
-            match busy[w].take() {
+        for (w, slot) in busy.iter_mut().enumerate() {
+            match slot.take() {
                 Some((until, leased)) if until <= s.now_ms() => {
                     let generation: u64 = std::str::from_utf8(&leased.payload.as_ref().unwrap().data.bytes)
                         .unwrap()
@@ -112,11 +114,11 @@ fn c04_redelivery_is_not_amplified_by_chaining() {
                     }
                     let _ = s.complete(w % 2, &leased);
                 }
-                Some(still) => busy[w] = Some(still),
+                Some(still) => *slot = Some(still),
                 None => {
                     if let Some(leased) = s.claim(w % 2, "w", 1).pop() {
                         *deliveries.entry(leased.id).or_default() += 1;
-                        busy[w] = Some((s.now_ms() + 12_000, leased));
+                        *slot = Some((s.now_ms() + 12_000, leased));
                     }
                 }
             }
@@ -507,7 +509,7 @@ fn c54_cancel_races_with_every_end() {
                 Status::Cancelled => {
                     assert!(matches!(cancelled, Ok(Response::Job(_))), "{name} {after}: {cancelled:?}");
                     assert!(!matches!(first, Some(Ok(Response::Completed))), "{name} {after}");
-                    assert_eq!(s.complete(1, &leased).is_ok(), false, "{name} {after}");
+                    assert!(s.complete(1, &leased).is_err(), "{name} {after}");
                 }
                 Status::Succeeded => {
                     assert_eq!(cancelled, Err(Failure::AlreadyTerminal), "{name} {after}");
@@ -705,5 +707,57 @@ fn a_lease_in_nobodys_hands_is_of_no_use() {
     let wrong = leasehold_core::Token { at: leased.token.at + 1, ..leased.token };
     assert_eq!(s.ask(0, Request::Release(held(id, wrong))), Err(Failure::LeaseLost));
     assert_eq!(s.status(id), Some(Status::Running));
+    kept(&s);
+}
+
+#[test]
+fn a_key_of_a_vanished_job_is_free_again() {
+    let mut s = Script::with(81, 2, |setup| setup.regime = Regime::EvictKeys);
+    s.at(12);
+    let old = s.create(0, &keyed("one", "K")).unwrap();
+    s.world.evict_key(&keys::job(old));
+    let next = s.submit(1, &keyed("one", "K"));
+    assert!(matches!(next, Ok(Response::Created(ref v)) if v.id != old), "{next:?}");
+    assert!(s.world.marks.contains_key(&Mark::KeyTakenOver));
+    // What is left of the old one is met by the claim, told as lost, and not handed out.
+    let leased = s.claim(0, "w", 10);
+    assert_eq!(leased.len(), 1);
+    assert_ne!(leased[0].id, old);
+    assert_eq!(s.count(0, old, Kind::Lost), 1);
+    kept(&s);
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_put_aside() {
+    let mut s = Script::with(82, 1, |setup| setup.regime = Regime::EvictKeys);
+    s.at(12);
+    let (bad, good) = (s.create(0, &job("bad")).unwrap(), s.create(0, &job("good")).unwrap());
+    s.world.corrupt_key(&keys::job(bad), bytes::Bytes::from_static(b"\x01nonsense"));
+    let leased = s.claim(0, "w", 10);
+    assert_eq!(leased.iter().map(|l| l.id).collect::<Vec<_>>(), [good]);
+    assert_eq!(s.ask(0, Request::Get { tenant: TENANT.into(), job: bad }), Err(Failure::Quarantined));
+    assert_eq!(s.count(0, bad, Kind::Quarantined), 1);
+    kept(&s);
+}
+
+#[test]
+fn a_record_of_a_newer_release_stops_the_claims_of_this_one() {
+    let mut s = Script::with(83, 1, |setup| setup.regime = Regime::EvictKeys);
+    s.at(12);
+    let id = s.create(0, &job("newer")).unwrap();
+    let mut newer = s.world.store.model.record(&keys::job(id)).unwrap().bytes.to_vec();
+    newer.truncate(newer.len() - 4);
+    newer[0] += 1;
+    let check = xxhash_rust::xxh3::xxh3_64(&newer) as u32;
+    newer.extend_from_slice(&check.to_le_bytes());
+    s.world.corrupt_key(&keys::job(id), newer.into());
+    assert!(s.claim(0, "w", 10).is_empty());
+    let request = s.claim_request("w", 1, 0, None);
+    assert!(matches!(s.ask(0, request), Err(Failure::NewerFormat { .. })));
+    // It is neither run nor put aside: another replica will know it.
+    let later = s.now_ms() + 90_000;
+    s.at_ms(later);
+    assert_eq!(s.count(0, id, Kind::Quarantined), 0);
+    assert!(matches!(s.status(id), Some(Status::Queued | Status::Running)));
     kept(&s);
 }

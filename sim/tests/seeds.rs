@@ -24,8 +24,8 @@ fn the_first_seeds_hold() {
 }
 
 fn sim(args: &[&str]) -> (i32, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_sim")).args(args).output().unwrap();
-    (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    let output = Command::new(env!("CARGO_BIN_EXE_sim")).args(args).output().expect("the binary runs");
+    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[test]

@@ -319,9 +319,9 @@ impl Oracle {
         }
     }
 
-    pub(super) fn lose_record(&mut self, key: &Name, _clock: Clock) {
+    pub(super) fn lose_record(&mut self, key: &Name, left: Option<&Stored>) {
         let mut touched = Touched::default();
-        self.follow_record(key, None, &mut touched);
+        self.follow_record(key, left, &mut touched);
         for job in touched.jobs.keys() {
             self.excuse(*job);
         }
@@ -333,7 +333,7 @@ impl Oracle {
         }
     }
 
-    pub(super) fn lose_entry(&mut self, index: &Name, member: &Name, _clock: Clock) {
+    pub(super) fn lose_entry(&mut self, index: &Name, member: &Name) {
         let at = self.indexes.of(index);
         self.count(at, Some(0), None);
         let Some(job) = keys::job_of(member).filter(|_| at != Index::Other) else { return };

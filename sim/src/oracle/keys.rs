@@ -10,22 +10,22 @@ use super::{Oracle, Promise, Violation, broken};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeyFact {
     pub record: Option<Rec<KeyRecord>>,
-    /// From which change on it named which job, and until when.
-    pub moments: Vec<(u64, Option<(JobId, Option<Clock>)>)>,
+    /// From which change on it named which job.
+    pub moments: Vec<(u64, Option<JobId>)>,
     /// A fault took it or its past.
     pub damaged: bool,
 }
 
 impl KeyFact {
     pub fn note(&mut self, change: u64) {
-        let named = self.record.as_ref().and_then(|r| Some((r.value.as_ref()?.job, r.expiry)));
+        let named = self.record.as_ref().and_then(|r| Some(r.value.as_ref()?.job));
         self.moments.push((change, named));
     }
 
     /// The jobs that it named at some time since that change.
     pub fn named_since(&self, change: u64) -> impl Iterator<Item = JobId> {
         let first = self.moments.iter().rposition(|m| m.0 <= change).unwrap_or(0);
-        self.moments[first..].iter().filter_map(|m| Some(m.1?.0))
+        self.moments[first..].iter().filter_map(|m| m.1)
     }
 }
 

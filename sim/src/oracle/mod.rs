@@ -85,6 +85,8 @@ pub(crate) fn broken<T>(promise: Promise, what: String) -> Result<T, Violation> 
 pub enum Damage {
     Record(Name),
     Entry(Name, Name),
+    /// Its bytes are others now.
+    Corrupt(Name),
 }
 
 /// Where a job stood from one change of the store until the next that concerned it.
@@ -292,8 +294,12 @@ impl Oracle {
         // The model cannot undo across a loss.
         self.ring.clear();
         match damage {
-            Damage::Record(key) => self.lose_record(&key, model.clock()),
-            Damage::Entry(index, member) => self.lose_entry(&index, &member, model.clock()),
+            Damage::Record(key) => self.lose_record(&key, None),
+            Damage::Corrupt(key) => {
+                let now = model.records(&key).next().map(|(_, s)| s.clone());
+                self.lose_record(&key, now.as_ref());
+            }
+            Damage::Entry(index, member) => self.lose_entry(&index, &member),
         }
     }
 
@@ -349,6 +355,13 @@ impl Oracle {
     /// Jobs that there ever were.
     pub fn known(&self) -> impl Iterator<Item = JobId> {
         self.jobs.iter().filter(|(_, t)| t.known).map(|(job, _)| *job)
+    }
+
+    /// Whether a record is a quarantined job's, and so kept for an operator to look at.
+    pub fn is_quarantined(&self, key: &Name) -> bool {
+        let job = key.as_str().and_then(|k| k.rsplit('/').next()?.parse().ok());
+        let job = job.or_else(|| Some(self.keys.get(key)?.record.as_ref()?.value.as_ref()?.job));
+        job.and_then(|job| self.jobs.get(&job)).is_some_and(|t| t.facts.quarantined)
     }
 
     /// Tokens granted for a job, oldest first.

@@ -92,7 +92,7 @@ impl Oracle {
     }
 
     /// Where a job stood at the instants of the window.
-    fn moments<'a>(&'a self, w: Window, job: JobId) -> (Option<&'a Track>, Vec<&'a Moment>) {
+    fn moments(&self, w: Window, job: JobId) -> (Option<&Track>, Vec<&Moment>) {
         let Some(track) = self.jobs.get(&job) else { return (None, Vec::new()) };
         let first = track.moments.iter().rposition(|m| m.change <= w.from.change);
         (Some(track), track.moments[first.unwrap_or(0)..].iter().collect())
