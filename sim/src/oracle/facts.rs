@@ -359,6 +359,12 @@ impl Oracle {
             if track.facts != facts {
                 track.facts = facts;
                 track.disturbed = true;
+                // A life that had begun may have been undone.
+                if let Some(main) = &track.facts.main
+                    && main.value.as_ref().is_some_and(|j| j.deliveries == 0)
+                {
+                    track.born = main.at;
+                }
                 self.note(job);
             }
         }

@@ -140,7 +140,7 @@ impl Oracle {
             other => return broken(Promise::HonestReplies, format!("job {job} was created by {other:?}")),
         };
         self.applied(item, ledger, job, "submit", track.disturbed)?;
-        if !self.rewound && ledger.item(item).is_some_and(|i| i.effects > 1) {
+        if !self.rewound && !track.disturbed && ledger.item(item).is_some_and(|i| i.effects > 1) {
             return broken(Promise::HonestReplies, format!("one submit created a second job, {job}"));
         }
         track.by = Some(item);
