@@ -47,7 +47,7 @@ pub(crate) fn open(folder: &Folder, options: &Options) -> Result<Opened, OpenErr
     let bytes =
         db.keyspace("bytes", || base().with_kv_separation(Some(KvSeparationOptions::default()))).map_err(engine)?;
     let small = db.keyspace("small", || base().filter_policy(FilterPolicy::disabled())).map_err(engine)?;
-    let shelf = Shelf::new(records, bytes, small);
+    let shelf = Shelf::new(records, bytes, small).map_err(engine)?;
     let corrupt = |what: &[u8]| OpenError::Corrupt {
         folder: folder.path.clone(),
         what: format!("the entry {} cannot be decoded", what.escape_ascii()),

@@ -41,6 +41,55 @@ pub(crate) struct Shelf {
     /// What the group has looked at or changed. Emptied with every group.
     group: RefCell<HashMap<Name, Slot>>,
     changed: bool,
+    recent: RefCell<Recent>,
+    /// The largest key on disk under each prefix (up to the first `/`). New records mostly have keys
+    /// above it, and are then known to be absent without a look at the disk.
+    tops: HashMap<Box<[u8]>, Name>,
+}
+
+/// Records lately read or written, as they are on disk: a record that was put is mostly looked at
+/// again soon. Two generations; what is not used while the younger fills is dropped.
+#[derive(Default)]
+struct Recent {
+    young: HashMap<Name, Item>,
+    old: HashMap<Name, Item>,
+    bytes: usize,
+}
+
+/// Bytes of one generation.
+const RECENT_BYTES: usize = 24 * 1024 * 1024;
+/// What an entry costs besides its bytes.
+const RECENT_ENTRY: usize = 160;
+
+impl Recent {
+    fn get(&mut self, key: &Name) -> Option<Item> {
+        if let Some(item) = self.young.get(key) {
+            return Some(item.clone());
+        }
+        let item = self.old.remove(key)?;
+        self.put(key.clone(), item.clone());
+        Some(item)
+    }
+
+    fn put(&mut self, key: Name, item: Item) {
+        self.bytes += RECENT_ENTRY + item.bytes.as_ref().map_or(0, Bytes::len);
+        self.young.insert(key, item);
+        if self.bytes > RECENT_BYTES {
+            self.bytes = 0;
+            self.old = std::mem::take(&mut self.young);
+        }
+    }
+
+    fn remove(&mut self, key: &Name) {
+        self.young.remove(key);
+        self.old.remove(key);
+    }
+}
+
+/// A key up to and including its first `/`.
+fn prefix(key: &[u8]) -> &[u8] {
+    let end = key.iter().position(|b| *b == b'/').map_or(key.len(), |at| at + 1);
+    key.get(..end).unwrap_or(key)
 }
 
 #[derive(Clone)]
@@ -71,14 +120,50 @@ fn apart(head: &Head) -> bool {
 }
 
 impl Shelf {
-    pub(crate) fn new(records: Keyspace, bytes: Keyspace, small: Keyspace) -> Self {
-        Shelf { records, bytes, small, group: RefCell::default(), changed: false }
+    pub(crate) fn new(records: Keyspace, bytes: Keyspace, small: Keyspace) -> fjall::Result<Self> {
+        let mut tops: HashMap<Box<[u8]>, Name> = HashMap::new();
+        let mut from: Vec<u8> = Vec::new();
+        while let Some(entry) = records.range(from..).next() {
+            let first = prefix(&entry.key()?).to_vec();
+            // Every key of the prefix is below this: keys go on with bytes below 0xff, or end.
+            let mut end = first.clone();
+            end.push(0xff);
+            if let Some(last) = records.range(first.clone()..end.clone()).next_back() {
+                tops.insert(first.into(), Name::new(&last.key()?));
+            } else {
+                break;
+            }
+            from = end;
+        }
+        Ok(Shelf {
+            records,
+            bytes,
+            small,
+            group: RefCell::default(),
+            changed: false,
+            recent: RefCell::default(),
+            tops,
+        })
     }
 
     fn load(&self, key: &Name) -> Result<Option<Item>, Broken> {
+        // A key with a byte of 0xff after its prefix may have been passed over when this was opened.
+        if !key.contains(&0xff) && self.tops.get(prefix(key)).is_none_or(|top| *key > *top) {
+            return Ok(None);
+        }
+        if let Some(item) = self.recent.borrow_mut().get(key) {
+            return Ok(Some(item));
+        }
         let Some(value) = self.records.get(&**key)? else { return Ok(None) };
         let (head, bytes) = decode_record(&value.into()).ok_or_else(|| Broken::Undecodable(key.clone()))?;
-        Ok(Some(Item { head, bytes }))
+        let item = Item { head, bytes };
+        self.recent.borrow_mut().put(key.clone(), item.clone());
+        Ok(Some(item))
+    }
+
+    /// That a record is about to be removed behind the group's back.
+    pub(crate) fn forget(&self, key: &Name) {
+        self.recent.borrow_mut().remove(key);
     }
 
     fn whole(&self, key: &Name, item: Item) -> Result<Stored, Broken> {
@@ -128,12 +213,14 @@ impl Shelf {
     /// Adds the group's changes, one write for each key, and tells each new expiry.
     pub(crate) fn write(&mut self, batch: &mut OwnedWriteBatch, mut expires: impl FnMut(Clock)) {
         self.changed = false;
+        let recent = self.recent.get_mut();
         for (key, slot) in self.group.get_mut().drain() {
             if slot.change == Change::None {
                 continue;
             }
             let had_apart = slot.disk.as_ref().is_some_and(apart);
             let Some(item) = slot.now else {
+                recent.remove(&key);
                 if slot.disk.is_some() {
                     remove(&self.records, &self.bytes, batch, &key, had_apart);
                 }
@@ -142,6 +229,7 @@ impl Shelf {
             let separate = apart(&item.head);
             let inline = item.bytes.as_deref().filter(|_| !separate);
             batch.insert(&self.records, key.to_bytes(), encode_record(&item.head, inline));
+            let kept = Item { head: item.head, bytes: item.bytes.clone().filter(|_| !separate) };
             match item.bytes {
                 Some(bytes) if separate && slot.change == Change::Whole => {
                     batch.insert(&self.bytes, key.to_bytes(), bytes)
@@ -155,6 +243,14 @@ impl Shelf {
                 batch.insert(&self.small, expiry_key(expiry, &key), Bytes::new());
                 expires(expiry);
             }
+            match self.tops.get_mut(prefix(&key)) {
+                Some(top) if *top >= key => {}
+                Some(top) => *top = key.clone(),
+                None => {
+                    self.tops.insert(prefix(&key).into(), key.clone());
+                }
+            }
+            recent.put(key, kept);
         }
     }
 }

@@ -428,6 +428,7 @@ impl DiskStore {
             let (expiry, key) = parsed.ok_or_else(|| Broken::Undecodable(Name::new(&entry)))?;
             // The record may have been put anew, or its expiry moved: then another entry speaks of it.
             if let Some(head) = self.shelf.head_on_disk(&key)?.filter(|h| h.expiry == Some(expiry)) {
+                self.shelf.forget(&key);
                 shelf::remove(&self.shelf.records, &self.shelf.bytes, &mut batch, &key, shelf::is_apart(&head));
             }
             batch.remove(&self.shelf.small, entry);
