@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use leasehold_core::event::Kind;
+use leasehold_core::job::record::{Class, Status};
 use leasehold_core::limits;
 use leasehold_core::request::EventCursor;
 use leasehold_core::store::{Score, keys};
@@ -104,7 +105,13 @@ impl World {
         }
         let records = self.store.model.records(b"").count() as u64;
         // A lost entry is put back by the scrub, which must come round.
-        let scrub = (records / limits::SCRUB_KEYS as u64 + 2) * self.setup.config.scrub_ms * MILLI * 2;
+        let mut pages = records / limits::SCRUB_KEYS as u64 + 2;
+        if self.oracle.damaged() {
+            // Its second walk looks at one live index of one queue at a time.
+            let indexes = Status::LIVE.len() * Class::ALL.len();
+            pages += (self.setup.queues * self.setup.tenants * indexes) as u64;
+        }
+        let scrub = pages * self.setup.config.scrub_ms * MILLI * 2;
         let grace = limits::GRACE_MS * MILLI + 2 * sweep;
         grace + LEASE_US + longest + jobs * 6 * SECOND / self.setup.workers.max(1) as u64 + scrub + 60 * SECOND
     }

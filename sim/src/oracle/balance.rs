@@ -131,7 +131,9 @@ impl Oracle {
         let Some(track) = self.jobs.get(&job) else { return Ok(()) };
         match self.balanced(job, track, clock) {
             Ok(()) => {
+                // What was decided before its bytes changed can still be applied to a quarantined one.
                 if track.excused
+                    && !track.facts.quarantined
                     && let Some(track) = self.jobs.get_mut(&job)
                 {
                     track.excused = false;

@@ -206,6 +206,11 @@ impl Oracle {
         self.checks
     }
 
+    /// Whether a fault took anything out of the store.
+    pub fn damaged(&self) -> bool {
+        self.damaged
+    }
+
     pub fn regime(&self) -> Regime {
         self.regime
     }
