@@ -7,9 +7,7 @@ use leasehold_core::opaque::Content;
 use leasehold_core::request::{Claim, Complete, Held, Submit};
 use leasehold_core::store::Store as _;
 use leasehold_core::store::model::Model;
-use leasehold_core::{
-    Config, Input, Output, Outputs, Replica, Request, RequestId, Response, StoreAnswer, StoreOp,
-};
+use leasehold_core::{Config, Input, Output, Outputs, Replica, Request, RequestId, Response, StoreAnswer, StoreOp};
 
 struct Bench {
     replica: Replica,

@@ -58,8 +58,23 @@ fn code(line: &str) -> &str {
 /// The words that would make the core impure, looked for in code up to the file's tests.
 fn impure(text: &str) -> Vec<String> {
     const WORDS: [&str; 17] = [
-        "std::time", "std::thread", "std::net", "std::fs", "std::env", "std::process", "std::sync", "Instant",
-        "SystemTime", "HashMap", "HashSet", "getrandom", "thread_rng", "OsRng", "RandomState", "tokio", "println!",
+        "std::time",
+        "std::thread",
+        "std::net",
+        "std::fs",
+        "std::env",
+        "std::process",
+        "std::sync",
+        "Instant",
+        "SystemTime",
+        "HashMap",
+        "HashSet",
+        "getrandom",
+        "thread_rng",
+        "OsRng",
+        "RandomState",
+        "tokio",
+        "println!",
     ];
     let production = text.split("#[cfg(test)]").next().unwrap_or_default();
     production

@@ -128,7 +128,8 @@ impl Player {
                 match self.world.answer(replica, id) {
                     Some(outcome) => self.say(outcome),
                     None => {
-                        self.polls.insert((*args.get("name").unwrap_or_else(|| panic!("{line}"))).into(), (replica, id));
+                        self.polls
+                            .insert((*args.get("name").unwrap_or_else(|| panic!("{line}"))).into(), (replica, id));
                         "waits".into()
                     }
                 }
@@ -309,7 +310,8 @@ impl Player {
             Ok(Response::Created(v)) => format!("created {} {}", self.name(v.id), v.status.text()),
             Ok(Response::Existing(v)) => format!("existing {} {}", self.name(v.id), v.status.text()),
             Ok(Response::Job(v)) => {
-                let mut s = format!("{} attempt={}/{} deliveries={}", v.status.text(), v.attempt, v.max_attempts, v.deliveries);
+                let mut s =
+                    format!("{} attempt={}/{} deliveries={}", v.status.text(), v.attempt, v.max_attempts, v.deliveries);
                 if let Some(p) = v.position {
                     write!(s, " position={p}").unwrap();
                 }
@@ -360,19 +362,17 @@ impl Player {
             Ok(Response::Content(c)) => String::from_utf8_lossy(&c.data.bytes).into_owned(),
             Ok(Response::NoContent) => "no content".into(),
             Ok(Response::Queue(q)) => self.queue(&q),
-            Ok(Response::Purged { queue, purged, left }) => format!("purged {purged}, left {left}, {}", self.queue(&queue)),
+            Ok(Response::Purged { queue, purged, left }) => {
+                format!("purged {purged}, left {left}, {}", self.queue(&queue))
+            }
             Ok(Response::Why(w)) => format!("{w:?}").replace(&format!("{}", START / 1_000_000), "T"),
             Ok(other) => format!("{other:?}"),
         }
     }
 
     fn queue(&self, q: &leasehold_core::request::QueueView) -> String {
-        let depth: Vec<String> = q
-            .depth
-            .iter()
-            .filter(|d| d.2 > 0)
-            .map(|(c, s, n)| format!("{}/{}={n}", c.text(), s.text()))
-            .collect();
+        let depth: Vec<String> =
+            q.depth.iter().filter(|d| d.2 > 0).map(|(c, s, n)| format!("{}/{}={n}", c.text(), s.text())).collect();
         let paused = if q.paused { " paused" } else { "" };
         format!("{}{paused} lease={} [{}]", q.name, q.lease_ms, depth.join(" "))
     }

@@ -80,8 +80,7 @@ impl Operation for Beat {
         if lease::deadline(&job, granted.at, heard).is_some_and(|d| clock >= d) {
             let history = decode_record::<History>(history).ok().flatten().map(|(_, h)| h).unwrap_or_default();
             // A report of progress that came in between moves the deadline.
-            let guards =
-                vec![Guard::At(keys::lease(id), granted.version), as_read(keys::progress(id), reported)];
+            let guards = vec![Guard::At(keys::lease(id), granted.version), as_read(keys::progress(id), reported)];
             let running = Running { id, job: &job, version, granted: Some(&granted), history };
             let decision = attempt::end(running, &Cause::of(AttemptEnd::TimedOut), clock, guards, cx);
             cx.mark(Mark::RunTimedOut);
@@ -110,8 +109,7 @@ impl Operation for Beat {
             raise: true,
         }];
         if let (true, Some(value)) = (newer, &self.asked.progress) {
-            let record =
-                ProgressRecord { lease: granted.version, seq: self.asked.seq, value: value.bytes.to_vec() };
+            let record = ProgressRecord { lease: granted.version, seq: self.asked.seq, value: value.bytes.to_vec() };
             guards.push(as_read(keys::progress(id), reported));
             writes.push(put(keys::progress(id), cx.make.version(), codec::encode(&record), Expiry::Never));
         }

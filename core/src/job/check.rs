@@ -31,9 +31,7 @@ pub(crate) fn text(field: &'static str, value: &str, most: usize) -> Result<(), 
 
 pub(crate) fn within(field: &'static str, value: Option<u64>, least: u64, most: u64) -> Result<(), Failure> {
     match value {
-        Some(v) if v < least || v > most => {
-            Err(invalid(field, format!("is {v}, must be from {least} to {most}")))
-        }
+        Some(v) if v < least || v > most => Err(invalid(field, format!("is {v}, must be from {least} to {most}"))),
         _ => Ok(()),
     }
 }

@@ -10,10 +10,10 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::check;
 use super::lease;
 use super::moves::{self, Ending, Home, add};
 use super::record::{AttemptEnd, Class, Job, Lease, ProgressRecord, Status, decode_content};
-use super::check;
 use crate::codec::{self, Undecodable};
 use crate::event::{Item, Kind};
 use crate::failure::Failure;
@@ -21,9 +21,7 @@ use crate::ids::{JobId, Token};
 use crate::limits;
 use crate::name::Name;
 use crate::replica::Mark;
-use crate::replica::task::{
-    Cx, Draft, Evidence, EvidenceKind, Next, Operation, Plan, QueueInfo, decode_record,
-};
+use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, Plan, QueueInfo, decode_record};
 use crate::request::{Claim as Asked, Leased, Response};
 use crate::store::{
     Answer, Clock, Each, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Source, Take, Value, Version, Write,
@@ -222,22 +220,13 @@ impl Claim {
             },
             Write::Append { log: keys::audit(tenant), bytes: event.encode() },
         ];
-        let take = Take {
-            n: self.asked.max,
-            from,
-            give: vec![keys::JOB, keys::PAYLOAD],
-            max_bytes: limits::READ_BYTES,
-        };
+        let take =
+            Take { n: self.asked.max, from, give: vec![keys::JOB, keys::PAYLOAD], max_bytes: limits::READ_BYTES };
         self.stage = Stage::Take;
         Next::Commit(Plan {
             txns: vec![Draft { guards, take: Some(take), writes }],
             grows: false,
-            evidence: Some(Evidence {
-                key: self.receipt(),
-                own: self.nonce,
-                found: None,
-                kind: EvidenceKind::Plain,
-            }),
+            evidence: Some(Evidence { key: self.receipt(), own: self.nonce, found: None, kind: EvidenceKind::Plain }),
         })
     }
 
@@ -275,11 +264,8 @@ impl Claim {
             .collect();
         self.stage = Stage::Repeat;
         // Lease and job of one moment: the attempt's number is counted from both.
-        let records = self
-            .items
-            .iter()
-            .flat_map(|i| [keys::lease(i.id), keys::progress(i.id), keys::job(i.id)])
-            .collect();
+        let records =
+            self.items.iter().flat_map(|i| [keys::lease(i.id), keys::progress(i.id), keys::job(i.id)]).collect();
         let members = self.items.iter().map(|i| (keys::LEASES, keys::member(i.id))).collect();
         Next::Read(Read { records, members, ..Read::default() })
     }
@@ -639,8 +625,7 @@ impl Operation for Claim {
                             })
                         })
                         .collect();
-                    self.bytes =
-                        self.items.iter().filter_map(|i| i.payload.as_ref()?.bytes()).map(|b| b.len()).sum();
+                    self.bytes = self.items.iter().filter_map(|i| i.payload.as_ref()?.bytes()).map(|b| b.len()).sum();
                     self.fetch(cx)
                 }
                 Some(Answer::Empty) => self.nothing(cx),

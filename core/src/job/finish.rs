@@ -122,8 +122,7 @@ impl Operation for Finish {
             Err(failure) => return Next::fail(failure),
         };
         let lease = records.next().unwrap_or(&Record::Absent);
-        let history: Option<History> =
-            records.next().and_then(|r| decode_record(r).ok().flatten()).map(|(_, h)| h);
+        let history: Option<History> = records.next().and_then(|r| decode_record(r).ok().flatten()).map(|(_, h)| h);
         let Some(current) = lease::present(token, lease) else { return self.late(&job, history.as_ref(), token) };
         let granted = current.granted;
         let clock = snapshot.clock;

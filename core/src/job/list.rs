@@ -182,8 +182,7 @@ impl Operation for List {
 
 /// Every queue's name.
 pub(crate) fn all_names() -> Read {
-    let slice =
-        Slice { index: keys::NAMES, after: None, up_to: UpTo::End, limit: limits::QUEUES, give: Vec::new() };
+    let slice = Slice { index: keys::NAMES, after: None, up_to: UpTo::End, limit: limits::QUEUES, give: Vec::new() };
     Read { slices: vec![slice], ..Read::default() }
 }
 
@@ -238,7 +237,6 @@ fn parse(cursor: &str) -> Option<Spot> {
     Some(Spot { queue, status, class, after })
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,7 +248,8 @@ mod tests {
             let spot = Spot { queue: "a.b/é".into(), status: Status::Dead, class: Class::Batch, after };
             assert_eq!(parse(&write(&spot)), Some(spot));
         }
-        for bad in ["", "x", "6", "zz.dead.batch..", "61.dead.batch.1.nonsense", "61.dead.batch...", "é.dead.batch.."] {
+        for bad in ["", "x", "6", "zz.dead.batch..", "61.dead.batch.1.nonsense", "61.dead.batch...", "é.dead.batch.."]
+        {
             assert_eq!(parse(bad), None, "{bad}");
         }
     }

@@ -142,10 +142,8 @@ impl Operation for Look {
             self.found = Some(job);
             return Next::Read(read);
         }
-        let lease: Option<(Lease, Clock)> = decode_record::<Lease>(second)
-            .ok()
-            .flatten()
-            .and_then(|(_, lease)| second.at().map(|at| (lease, at)));
+        let lease: Option<(Lease, Clock)> =
+            decode_record::<Lease>(second).ok().flatten().and_then(|(_, lease)| second.at().map(|at| (lease, at)));
         let places: Vec<Option<Place>> = snapshot.members;
         let stands = Status::LIVE.into_iter().zip(&places).find_map(|(s, p)| p.map(|p| (s, p)));
         let (status, place) = match stands {

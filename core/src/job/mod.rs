@@ -102,12 +102,8 @@ impl Op {
             Request::Pause { tenant, queue, reason } => {
                 Op::Settings(Box::new(Settings::new(tenant, queue, Change::Pause(reason))?))
             }
-            Request::Resume { tenant, queue } => {
-                Op::Settings(Box::new(Settings::new(tenant, queue, Change::Resume)?))
-            }
-            Request::Purge { tenant, queue, status } => {
-                Op::Purge(Box::new(queue::Purge::new(tenant, queue, status)?))
-            }
+            Request::Resume { tenant, queue } => Op::Settings(Box::new(Settings::new(tenant, queue, Change::Resume)?)),
+            Request::Purge { tenant, queue, status } => Op::Purge(Box::new(queue::Purge::new(tenant, queue, status)?)),
             Request::Events { tenant, after, limit, wait_ms } => {
                 Op::Events(Box::new(Events::new(tenant, after, limit, wait_ms)?))
             }

@@ -146,12 +146,8 @@ pub(crate) fn end(
     ended.attempts = ending.attempts;
     ended.deliveries = ending.deliveries;
     ended.trail = job.trail.after(version);
-    ended.end = Some(End {
-        status: ending.status,
-        at: clock,
-        reason: ending.reason.clone(),
-        attempt: ending.attempt.clone(),
-    });
+    ended.end =
+        Some(End { status: ending.status, at: clock, reason: ending.reason.clone(), attempt: ending.attempt.clone() });
     let index = home.index(ending.status);
     let kind = match ending.status {
         Status::Succeeded => Kind::Succeeded,
@@ -209,8 +205,7 @@ pub(crate) fn lost(id: JobId, home: Option<Home<'_>>, met_in: &[Name], mut guard
         writes.extend(Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)));
         writes.push(home.event(Kind::Lost, id, None, None));
     } else {
-        let event =
-            Event { kind: Kind::Lost, job: id, queue: String::new(), class: None, worker: None, reason: None };
+        let event = Event { kind: Kind::Lost, job: id, queue: String::new(), class: None, worker: None, reason: None };
         writes.push(Write::Append { log: keys::audit("default"), bytes: Item::One(event).encode() });
     }
     Draft::new(guards, writes)
@@ -221,8 +216,7 @@ pub(crate) fn lost(id: JobId, home: Option<Home<'_>>, met_in: &[Name], mut guard
 pub(crate) fn quarantine(id: JobId, home: Option<Home<'_>>, record: &Record, mut guards: Vec<Guard>) -> Draft {
     let member = keys::member(id);
     guards.push(as_read(keys::job(id), record));
-    let mut writes: Vec<Write> =
-        [keys::lease(id), keys::progress(id)].into_iter().map(Write::Delete).collect();
+    let mut writes: Vec<Write> = [keys::lease(id), keys::progress(id)].into_iter().map(Write::Delete).collect();
     writes.extend([keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)));
     if let Some(home) = home {
         writes.extend(Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)));

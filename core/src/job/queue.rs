@@ -7,13 +7,13 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::check;
 use super::list::{all_names, names_of};
 use super::look::head;
 use super::moves::{Home, put};
 use super::operate;
 use super::record::{Class, Job, QueueRecord, Status};
 use super::submit::known;
-use super::check;
 use crate::codec;
 use crate::failure::Failure;
 use crate::limits;
@@ -184,8 +184,8 @@ impl Operation for Settings {
         let record = snapshot.records.first().cloned().unwrap_or(Record::Absent);
         let Ok(info) = QueueInfo::decode(&record) else { return Next::fail(Failure::Quarantined) };
         let at = snapshot.clock;
-        let mut view = views(snapshot, core::slice::from_ref(&self.queue), cx).into_iter().next().unwrap_or_else(|| {
-            QueueView {
+        let mut view =
+            views(snapshot, core::slice::from_ref(&self.queue), cx).into_iter().next().unwrap_or_else(|| QueueView {
                 name: self.queue.clone(),
                 paused: false,
                 reason: None,
@@ -193,8 +193,7 @@ impl Operation for Settings {
                 depth: Vec::new(),
                 oldest_due: None,
                 at,
-            }
-        });
+            });
         let mut next = info.record.clone();
         match &self.change {
             Change::Pause(reason) => {

@@ -30,8 +30,10 @@ use crate::store::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     records: Option<Bytes>,
-    /// Queue (by its member in `names`), then the position in its live indexes.
+    /// The queue done last (by its entry in `names`), the one under way, and the position in its live
+    /// indexes. A name's score moves on while its queue is walked, so the latter is kept by name.
     queue: Option<(Score, Name)>,
+    current: Option<(Score, Name)>,
     index: usize,
     after: Option<(Score, Name)>,
 }
@@ -185,6 +187,9 @@ impl Scrub {
             return self.commit();
         }
         self.stage = Stage::Ghosts;
+        if self.queue.is_none() {
+            self.queue = self.cursor.current.as_ref().and_then(|(_, member)| keys::queue_of(member));
+        }
         let names = Slice {
             index: keys::NAMES,
             after: self.cursor.queue.clone(),
@@ -214,6 +219,7 @@ impl Scrub {
                 return self.commit();
             };
             self.queue = Some((tenant, queue));
+            self.cursor.current = first.map(|e| (e.score, e.member.clone()));
             return self.ghosts();
         }
         let entries = snapshot.slices.get(1).map(Vec::as_slice).unwrap_or_default();
@@ -233,7 +239,12 @@ impl Scrub {
                     let draft = Draft::new(vec![Guard::At(keys::job(id), version)], writes);
                     drafts.push((draft, Mark::GhostRemoved));
                 }
-                _ => {}
+                // Met at a deadline its place was not known: it still stands here.
+                Err(Undecodable::Corrupt) => {
+                    let guards = vec![as_read(keys::lease(id), lease)];
+                    drafts.push((moves::quarantine(id, home, main, guards), Mark::JobQuarantined));
+                }
+                Ok(Some(_)) | Err(Undecodable::Newer) => {}
             }
         }
         for (draft, mark) in drafts {
@@ -246,7 +257,7 @@ impl Scrub {
             self.cursor.index += 1;
             if self.cursor.index >= Status::LIVE.len() * Class::ALL.len() {
                 self.cursor.index = 0;
-                self.cursor.queue = first.map(|e| (e.score, e.member.clone()));
+                self.cursor.queue = self.cursor.current.take();
             }
         }
         self.commit()
@@ -309,10 +320,9 @@ fn mend_job(id: JobId, found: &Found, places: &[Option<Place>], clock: Clock, dr
         None => {
             let status = derived(job, granted.is_some(), clock);
             let more = match status {
-                Status::Running if leases.is_none() => lease_end
-                    .map(|end| add(keys::LEASES, &member, ScoreAt::Number(end)))
-                    .into_iter()
-                    .collect(),
+                Status::Running if leases.is_none() => {
+                    lease_end.map(|end| add(keys::LEASES, &member, ScoreAt::Number(end))).into_iter().collect()
+                }
                 Status::Scheduled | Status::Retrying => vec![waits(job.due)],
                 _ => Vec::new(),
             };
@@ -328,8 +338,11 @@ fn mend_job(id: JobId, found: &Found, places: &[Option<Place>], clock: Clock, dr
             ];
             drafts.push(Draft::new(guards, writes));
         }
-        Some((Status::Scheduled | Status::Retrying, place)) if due.is_none() => {
+        Some((status @ (Status::Scheduled | Status::Retrying), place)) if due.is_none() => {
             let mut guards = as_it_is();
+            // books-balance: a promotion changes no record, so it must still stand there.
+            let standing = if place.score > clock { Standing::Live } else { Standing::Due };
+            guards.push(Guard::Member(home.index(status), member.clone(), standing));
             guards.push(out(keys::DUE));
             let writes = vec![waits(place.score), home.event(Kind::Reindexed, id, None, None)];
             drafts.push(Draft::new(guards, writes));

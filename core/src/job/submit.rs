@@ -20,9 +20,7 @@ use crate::opaque::{self, Form};
 use crate::replica::Mark;
 use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, Plan, applied, decode_record};
 use crate::request::{Response, Start, Submit as Asked};
-use crate::store::{
-    Answer, Clock, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Version, Write, keys,
-};
+use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Version, Write, keys};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Submit {
@@ -65,9 +63,7 @@ impl Submit {
         let max_attempts = a.max_attempts.unwrap_or(limits::MAX_ATTEMPTS);
         Policy {
             max_attempts,
-            max_deliveries: a
-                .max_deliveries
-                .unwrap_or_else(|| max_attempts.saturating_add(limits::EXTRA_DELIVERIES)),
+            max_deliveries: a.max_deliveries.unwrap_or_else(|| max_attempts.saturating_add(limits::EXTRA_DELIVERIES)),
             max_age_ms: a.max_age_ms,
             lease_ms: a.lease_ms,
             run_timeout_ms: a.run_timeout_ms,
@@ -101,7 +97,10 @@ impl Submit {
         let a = &self.asked;
         let policy = self.policy(cx);
         let (due, score) = match a.start {
-            Start::At(at) if at > cx.clock => (at, Some(ScoreAt::Number(at))),
+            // no-early-run: the replica's view of the clock may be ahead by what its own was stepped.
+            Start::At(at) if at > cx.clock.saturating_sub(limits::CLOCK_FRESH_MS * limits::MILLI) => {
+                (at, Some(ScoreAt::Number(at)))
+            }
             Start::DelayMs(d) if d > 0 => {
                 let d = d.saturating_mul(limits::MILLI);
                 (cx.clock.saturating_add(d), Some(ScoreAt::Clock(d)))
@@ -297,13 +296,10 @@ pub fn validate(s: &Asked) -> Result<(), Failure> {
     if let Some(b) = &s.backoff {
         check::within("backoff.base_ms", Some(b.base_ms), 0, limits::DURATION_MS_MAX)?;
         check::within("backoff.max_ms", Some(b.max_ms), b.base_ms, limits::DURATION_MS_MAX)?;
-        check::within("backoff.factor", Some(b.factor_milli.into()), 1_000, 100_000).map_err(|_| {
-            Failure::Invalid { field: "backoff.factor", detail: String::from("must be from 1 to 100") }
-        })?;
-        check::within("backoff.jitter", Some(b.jitter_milli.into()), 0, 1_000).map_err(|_| Failure::Invalid {
-            field: "backoff.jitter",
-            detail: String::from("must be from 0 to 1"),
-        })?;
+        check::within("backoff.factor", Some(b.factor_milli.into()), 1_000, 100_000)
+            .map_err(|_| Failure::Invalid { field: "backoff.factor", detail: String::from("must be from 1 to 100") })?;
+        check::within("backoff.jitter", Some(b.jitter_milli.into()), 0, 1_000)
+            .map_err(|_| Failure::Invalid { field: "backoff.jitter", detail: String::from("must be from 0 to 1") })?;
     }
     check::within("cost", Some(s.cost.into()), 1, 1_000)?;
     if let Some(m) = &s.metadata

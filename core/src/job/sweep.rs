@@ -94,8 +94,7 @@ impl Deadlines {
                 Some(vec![Draft::new(guards, writes)])
             }
             Ok(Some((version, job))) => {
-                let history: History =
-                    decode_record(history).ok().flatten().map(|(_, h)| h).unwrap_or_default();
+                let history: History = decode_record(history).ok().flatten().map(|(_, h)| h).unwrap_or_default();
                 let end = attempt::reclaimed(&job, granted.as_ref(), progress, clock);
                 let mut guards = guards;
                 if end == AttemptEnd::TimedOut {
@@ -118,12 +117,13 @@ impl Deadlines {
 
     fn promote(&mut self, entry: &Entry, cx: &mut Cx<'_>) -> Option<Draft> {
         let id = keys::job_of(&entry.member)?;
-        let main = entry.records.first()?;
-        let mut guards = vec![due(keys::DUE, id)];
+        let [main, lease] = &*entry.records else { return None };
+        // one-live-lease: a ghost in `due` must not queue a job that runs.
+        let mut guards = vec![due(keys::DUE, id), as_read(keys::lease(id), lease)];
         match decode_record::<Job>(main) {
             Ok(Some((version, job))) => {
                 guards.push(Guard::At(keys::job(id), version));
-                if job.end.is_some() {
+                if job.end.is_some() || !lease.is_absent() {
                     self.what.push(Did::Ghost);
                     return Some(Draft::new(guards, vec![remove(keys::DUE, &entry.member)]));
                 }
@@ -204,7 +204,7 @@ impl Operation for Deadlines {
                     limits::SWEEP_LEASES,
                     vec![keys::JOB, keys::LEASE, keys::PROGRESS, keys::HISTORY],
                 ),
-                due_slice(keys::DUE, limits::SWEEP_DUE, vec![keys::JOB]),
+                due_slice(keys::DUE, limits::SWEEP_DUE, vec![keys::JOB, keys::LEASE]),
                 due_slice(keys::TTL, limits::SWEEP_TTL, vec![keys::JOB, keys::LEASE]),
                 soon(keys::LEASES, cx.clock),
                 soon(keys::DUE, cx.clock),

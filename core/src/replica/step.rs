@@ -80,7 +80,10 @@ struct Join {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     Request(RequestId),
-    Part { join: u64, slot: usize },
+    Part {
+        join: u64,
+        slot: usize,
+    },
     /// Nobody any more.
     Orphan,
     Deadlines,
@@ -113,7 +116,10 @@ pub(super) struct Task {
 #[derive(Clone, Debug)]
 pub(super) enum State {
     /// To be read, or under way.
-    Read { read: Read, alone: bool },
+    Read {
+        read: Read,
+        alone: bool,
+    },
     /// To be committed, or under way.
     Commit(Pending),
     /// The record is being read that tells whether it was applied, or the time is awaited from which
@@ -280,8 +286,7 @@ impl Replica {
                 self.next_task += 1;
                 let join = self.next_task;
                 let left = items.len();
-                let join_of =
-                    Join { request: id, parts: Vec::new(), outcomes: alloc::vec![None; left], left };
+                let join_of = Join { request: id, parts: Vec::new(), outcomes: alloc::vec![None; left], left };
                 self.joins.insert(join, join_of);
                 self.requests.insert(id, Asked::Join(join));
                 for (slot, item) in items.into_iter().enumerate() {
@@ -790,8 +795,7 @@ impl Replica {
 
     /// While the breaker is open: what certainly has not been applied is refused at once.
     pub(super) fn refuse_waiting(&mut self, out: &mut Outputs) {
-        let waiting: Vec<TaskId> =
-            self.to_read.iter().chain(self.to_commit.iter().flatten()).copied().collect();
+        let waiting: Vec<TaskId> = self.to_read.iter().chain(self.to_commit.iter().flatten()).copied().collect();
         for id in waiting {
             let Some(task) = self.tasks.get(&id) else { continue };
             let certain = match &task.state {
@@ -837,12 +841,8 @@ impl Replica {
 
     fn tick(&mut self, out: &mut Outputs) {
         let now = self.now;
-        let lost: Vec<StoreId> = self
-            .calls
-            .iter()
-            .filter(|(_, c)| c.sent + limits::STORE_TIMEOUT_MS <= now)
-            .map(|(id, _)| *id)
-            .collect();
+        let lost: Vec<StoreId> =
+            self.calls.iter().filter(|(_, c)| c.sent + limits::STORE_TIMEOUT_MS <= now).map(|(id, _)| *id).collect();
         for id in lost {
             if let Some(call) = self.calls.remove(&id) {
                 self.call_failed(call.what, true);

@@ -230,9 +230,7 @@ pub(crate) struct QueueInfo {
 impl QueueInfo {
     pub fn decode(record: &Record) -> Result<QueueInfo, Undecodable> {
         match (record.version(), record.bytes()) {
-            (Some(version), Some(bytes)) => {
-                Ok(QueueInfo { version: Some(version), record: codec::decode(bytes)? })
-            }
+            (Some(version), Some(bytes)) => Ok(QueueInfo { version: Some(version), record: codec::decode(bytes)? }),
             _ => Ok(QueueInfo::default()),
         }
     }

@@ -164,11 +164,6 @@ impl World {
 
 impl One {
     fn new(config: &Config, seed: u8, born_ms: u64) -> One {
-        One {
-            replica: Replica::new(config.clone(), [seed; 32]),
-            born_ms,
-            calls: VecDeque::new(),
-            replies: Vec::new(),
-        }
+        One { replica: Replica::new(config.clone(), [seed; 32]), born_ms, calls: VecDeque::new(), replies: Vec::new() }
     }
 }
