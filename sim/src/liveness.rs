@@ -4,12 +4,13 @@
 
 use std::collections::BTreeMap;
 
+use leasehold_core::codec;
 use leasehold_core::event::Kind;
-use leasehold_core::job::record::{Class, Status};
+use leasehold_core::job::record::{Class, QueueRecord, Status};
 use leasehold_core::limits;
 use leasehold_core::request::EventCursor;
 use leasehold_core::store::{Score, keys};
-use leasehold_core::{JobId, Request, Response};
+use leasehold_core::{JobId, Name, Request, Response};
 
 use crate::calls::{Caller, Heard};
 use crate::clients::MAX_BACKOFF_MS;
@@ -234,6 +235,25 @@ impl World {
             if *index != keys::NAMES && *index != keys::QUARANTINE {
                 let first = members.first().map(|(s, m): &(Score, _)| format!("{m} @{s}"));
                 left.push(format!("{index}: {first:?}"));
+            }
+        }
+        // A queue's name is kept as long as there is something in it, or it has settings of its own.
+        let names: Vec<Name> = self
+            .store
+            .model
+            .books()
+            .get(&keys::NAMES)
+            .into_iter()
+            .flat_map(|i| i.iter())
+            .map(|(m, _)| m.clone())
+            .collect();
+        for name in names {
+            let key = keys::queue_of(&name).map(|(tenant, queue)| keys::queue(&tenant, &queue));
+            let record = key
+                .and_then(|key| self.store.model.records(&key).find(|(k, _)| **k == key).map(|(_, s)| s.bytes.clone()));
+            let settings = record.and_then(|bytes| codec::decode::<QueueRecord>(&bytes).ok());
+            if settings.is_none_or(|s| !s.paused && s.lease_ms.is_none()) {
+                left.push(format!("the name {name}"));
             }
         }
         // What an undone commit or an eviction left over is found by the scrub or not at all.
