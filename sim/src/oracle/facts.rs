@@ -44,6 +44,8 @@ pub struct Facts {
     pub lease: Option<Rec<Arc<Lease>>>,
     pub history: Option<Rec<Arc<History>>>,
     pub progress: Option<Rec<Version>>,
+    /// The number of that report, if it has one.
+    pub progress_seq: Option<u64>,
     pub payload: Option<Rec<bytes::Bytes>>,
     pub result: Option<Rec<bytes::Bytes>>,
     pub places: Vec<(Place, Score)>,
@@ -223,9 +225,9 @@ impl Facts {
             "history" => self.history = read(stored, |b| codec::decode::<History>(b).ok().map(Arc::new)),
             "progress" => {
                 // One without a value is no report: it marks that the lease's end has been set.
-                self.progress = read(stored, |b| {
-                    codec::decode::<ProgressRecord>(b).ok().filter(|p| !p.value.is_empty()).map(|p| p.lease)
-                });
+                let report = |b: &[u8]| codec::decode::<ProgressRecord>(b).ok().filter(|p| !p.value.is_empty());
+                self.progress_seq = stored.and_then(|s| report(&s.bytes)?.seq);
+                self.progress = read(stored, |b| report(b).map(|p| p.lease));
             }
             "payload" => self.payload = read(stored, |b| Some(bytes::Bytes::copy_from_slice(b))),
             _ => self.result = read(stored, |b| Some(bytes::Bytes::copy_from_slice(b))),

@@ -170,6 +170,9 @@ impl Oracle {
             && asked.run_timeout_ms == main.policy.run_timeout_ms
             && asked.progress_timeout_ms == main.policy.progress_timeout_ms
             && asked.queue_ttl_ms == main.policy.queue_ttl_ms
+            && asked.retention_ms.is_none_or(|ms| ms == main.policy.retention_ms)
+            && asked.key_ttl_ms == main.policy.key_ttl_ms
+            && asked.max_age_ms == main.policy.max_age_ms
             && asked.lease_ms == main.policy.lease_ms
             && (main.attempts, main.deliveries, main.lives) == (0, 0, 0)
             && main.payload_len == asked.payload.data.len() as u64;
@@ -361,7 +364,7 @@ impl Oracle {
         self.attempt_over(track, &after, token);
         self.end_cause(job, track, before, &attempt, to, clock, ledger)?;
         let undelivered = attempt.outcome == AttemptEnd::Expired;
-        let counted = old.attempts + u32::from(attempt.outcome.counts());
+        let counted = old.attempts + u32::from(counts(attempt.outcome));
         let delivered = old.deliveries + u32::from(!undelivered);
         if (new.attempts, new.deliveries) != (counted, delivered) {
             let what = format!(
@@ -598,6 +601,30 @@ impl Oracle {
                 format!("job {job} ended by {attempt:?}, its record says {end:?}"),
             );
         }
+        self.judge_kept(job, &track.facts, new, to)
+    }
+
+    /// acked-never-lost: what has ended is kept for its retention, and its record for as long as its key.
+    fn judge_kept(&self, job: JobId, facts: &Facts, main: &Job, to: Status) -> Result<(), Violation> {
+        let Some(record) = &facts.main else { return Ok(()) };
+        let until = |ms: u64| record.at.saturating_add(ms.saturating_mul(1_000));
+        let retention = main.policy.retention_ms;
+        let key = match &main.key {
+            Some(_) if to == Succeeded => main.policy.key_ttl_ms.unwrap_or(retention),
+            _ => 0,
+        };
+        let payload = facts.payload.as_ref().map(|r| r.expiry);
+        let result = facts.result.as_ref().map(|r| r.expiry);
+        let kept = [(Some(record.expiry), retention.max(key)), (payload, retention), (result, retention)];
+        for (expiry, ms) in kept {
+            if let Some(Some(expiry)) = expiry
+                && expiry < until(ms)
+            {
+                let what =
+                    format!("job {job} ended {}; its retention ends {} us too early", to.text(), until(ms) - expiry);
+                return broken(Promise::AckedNeverLost, what);
+            }
+        }
         Ok(())
     }
 
@@ -689,6 +716,15 @@ impl Oracle {
         if before.main != after.main {
             let what =
                 format!("job {job}'s record changed without a transition: {:?} -> {:?}", before.main, after.main);
+            return broken(Promise::ForwardOnly, what);
+        }
+        if let (Some(old), Some(new)) = (&before.progress, &after.progress)
+            && old.value == new.value
+            && let (Some(seq), Some(later)) = (before.progress_seq, after.progress_seq)
+            && old.version != new.version
+            && later <= seq
+        {
+            let what = format!("job {job}: its report of progress {seq} was overwritten by the older {later}");
             return broken(Promise::ForwardOnly, what);
         }
         let (Some(token), Some(old), Some(new)) = (after.token(), before.leases, after.leases) else { return Ok(()) };
@@ -795,6 +831,14 @@ impl Oracle {
                 Ok(())
             }
         }
+    }
+}
+
+/// Whether an attempt that ended so uses one up: not when it was given back, cancelled or never run.
+fn counts(outcome: AttemptEnd) -> bool {
+    match outcome {
+        AttemptEnd::Succeeded | AttemptEnd::Failed | AttemptEnd::LeaseExpired | AttemptEnd::TimedOut => true,
+        AttemptEnd::Released | AttemptEnd::Cancelled | AttemptEnd::Expired => false,
     }
 }
 
