@@ -243,7 +243,10 @@ pub enum Response {
         status: Status,
         run_at: Option<Clock>,
     },
-    Released,
+    /// Back in its place, or dead if it may not be handed out again.
+    Released {
+        status: Status,
+    },
     Deleted,
     Queues(Vec<QueueView>),
     Queue(Box<QueueView>),

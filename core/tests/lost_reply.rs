@@ -3,6 +3,7 @@
 //! call: the request lost, the reply lost, or the request stuck and applied much later.
 //!
 //! C70 of the field cases: a store command is applied and its reply is lost.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 mod support;
 

@@ -2,6 +2,7 @@
 //! one or two replicas over the model store, and every line's answer is compared.
 //!
 //! `UPDATE_TRANSCRIPTS=1 cargo test -p leasehold-core --test transcripts` writes the answers anew.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
 mod support;
 
@@ -353,7 +354,7 @@ impl Player {
                 None => format!("stop, cancel_requested={cancel_requested}"),
             },
             Ok(Response::Completed) => "ok".into(),
-            Ok(Response::Released) => "released".into(),
+            Ok(Response::Released { status }) => format!("released {}", status.text()),
             Ok(Response::Deleted) => "deleted".into(),
             Ok(Response::Failed { status, run_at }) => match run_at {
                 Some(at) => format!("{} at {}", status.text(), self.ms(at)),

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use fjall::{Keyspace, OwnedWriteBatch};
 use leasehold_core::Name;
-use leasehold_core::store::Clock;
 use leasehold_core::store::engine::{Head, Records, Stored};
+use leasehold_core::store::{Clock, Version};
 
 use crate::format::{APART, decode_record, encode_record, expiry_key};
 
@@ -42,6 +42,7 @@ pub(crate) struct Shelf {
     group: RefCell<HashMap<Name, Slot>>,
     changed: bool,
     recent: RefCell<Recent>,
+    damaged: RefCell<Vec<Name>>,
     /// The largest key on disk under each prefix (up to the first `/`). New records mostly have keys
     /// above it, and are then known to be absent without a look at the disk.
     tops: HashMap<Box<[u8]>, Name>,
@@ -83,6 +84,16 @@ impl Recent {
     fn remove(&mut self, key: &Name) {
         self.young.remove(key);
         self.old.remove(key);
+    }
+}
+
+/// Whether what is on disk is not what was written there, as opposed to a disk that does not answer.
+fn is_damage(error: &fjall::Error) -> bool {
+    use fjall::Error as E;
+    match error {
+        E::Storage(inner) => !matches!(inner, fjall::LsmError::Io(_)),
+        E::Decompress(_) | E::InvalidTrailer | E::InvalidTag(_) => true,
+        _ => false,
     }
 }
 
@@ -142,6 +153,7 @@ impl Shelf {
             group: RefCell::default(),
             changed: false,
             recent: RefCell::default(),
+            damaged: RefCell::default(),
             tops,
         })
     }
@@ -154,11 +166,32 @@ impl Shelf {
         if let Some(item) = self.recent.borrow_mut().get(key) {
             return Ok(Some(item));
         }
-        let Some(value) = self.records.get(&**key)? else { return Ok(None) };
-        let (head, bytes) = decode_record(&value.into()).ok_or_else(|| Broken::Undecodable(key.clone()))?;
+        let value = match self.records.get(&**key) {
+            Ok(Some(value)) => value,
+            Ok(None) => return Ok(None),
+            Err(error) if is_damage(&error) => return Ok(Some(self.damage(key))),
+            Err(error) => return Err(error.into()),
+        };
+        let Some((head, bytes)) = decode_record(&value.into()) else { return Ok(Some(self.damage(key))) };
         let item = Item { head, bytes };
         self.recent.borrow_mut().put(key.clone(), item.clone());
         Ok(Some(item))
+    }
+
+    /// A record that is there and cannot be read: given as one without bytes and of a version that
+    /// nobody draws, so that whoever reads it sees that it is damaged, and can say so and guard by it.
+    fn damage(&self, key: &Name) -> Item {
+        let mut damaged = self.damaged.borrow_mut();
+        if !damaged.contains(key) {
+            damaged.push(key.clone());
+        }
+        let head = Head { version: Version(0), at: 0, expiry: None, len: 0 };
+        Item { head, bytes: Some(Bytes::new()) }
+    }
+
+    /// Records found damaged since this was last asked.
+    pub(crate) fn take_damaged(&self) -> Vec<Name> {
+        self.damaged.take()
     }
 
     /// That a record is about to be removed behind the group's back.
@@ -171,8 +204,18 @@ impl Shelf {
         let bytes = match item.bytes {
             Some(bytes) => bytes,
             None => {
-                let bytes = self.bytes.get(&**key)?.map(Bytes::from);
-                bytes.filter(|b| b.len() == len).ok_or_else(|| Broken::Undecodable(key.clone()))?
+                let bytes = match self.bytes.get(&**key) {
+                    Ok(bytes) => bytes.map(Bytes::from).filter(|b| b.len() == len),
+                    Err(error) if is_damage(&error) => None,
+                    Err(error) => return Err(error.into()),
+                };
+                match bytes {
+                    Some(bytes) => bytes,
+                    None => {
+                        self.damage(key);
+                        Bytes::new()
+                    }
+                }
             }
         };
         Ok(Stored { version, at, expiry, bytes })

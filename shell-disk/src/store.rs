@@ -220,6 +220,11 @@ impl DiskStore {
         }
     }
 
+    /// Keys of records that were found damaged since this was last asked.
+    pub fn damaged(&mut self) -> Vec<Name> {
+        self.shelf.take_damaged()
+    }
+
     /// Bytes that the store takes on disk.
     pub fn disk_bytes(&self) -> u64 {
         self.db.disk_space().unwrap_or_default()

@@ -26,6 +26,8 @@ pub enum Event {
     Reply { id: StoreId, reply: Result<StoreAnswer, StoreError> },
     /// A durable commit notified this topic.
     Notified(Name),
+    /// What is stored under this key is not what was written there.
+    Damaged(Name),
 }
 
 /// The way to a store that runs on its own thread. Dropping it is like [`Handle::close`].
@@ -134,6 +136,7 @@ fn run(
                     }
                 });
                 late.extend(store.notified().into_iter().map(Event::Notified));
+                late.extend(store.damaged().into_iter().map(Event::Damaged));
                 if !late.is_empty() {
                     deliver(late);
                 }

@@ -248,6 +248,10 @@ impl<S: StoreHandle> Loop<S> {
                 self.step(match event {
                     Event::Reply { id, reply } => Input::StoreReply { id, reply },
                     Event::Notified(topic) => Input::Notified { topic },
+                    Event::Damaged(key) => {
+                        tracing::error!(%key, "what is stored under this key is not what was written there");
+                        continue;
+                    }
                 });
             }
             for id in std::mem::take(&mut self.refused) {

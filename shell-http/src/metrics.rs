@@ -138,7 +138,10 @@ const STATS: &[Row] = &[
     ("leasehold_store_transactions_total", "counter", "Transactions in those commits.", |s| s.txns),
     ("leasehold_store_outcomes_unknown_total", "counter", "Commits whose outcome was unknown.", |s| s.commits_unknown),
     ("leasehold_store_errors_total", "counter", "Calls that the store did not answer.", |s| s.store_errors),
-    ("leasehold_store_full_total", "counter", "Commits refused by a full store.", |s| s.refused_full),
+    ("leasehold_store_full_total", "counter", "Requests refused because the store was full.", |s| s.refused_full),
+    ("leasehold_mailbox_full_total", "counter", "Requests refused because too much was in work.", |s| {
+        s.refused_mailbox
+    }),
     ("leasehold_requests_in_work", "gauge", "Requests in work.", |s| s.in_work),
     ("leasehold_polls", "gauge", "Claims that wait for jobs.", |s| s.polls),
     ("leasehold_breaker_open", "gauge", "1 while the store cannot be reached.", |s| s.breaker_open.into()),

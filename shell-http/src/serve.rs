@@ -35,7 +35,7 @@ pub fn serve(config: &Config) -> io::Result<()> {
     let listener = runtime.block_on(async { bind(config) })?;
     let address = listener.local_addr()?;
     let running = driver::start(config.core(), driver::seed()?, |deliver| AnyStore::open(&config.store, deliver))?;
-    let app = Arc::new(App::new(running.driver(), config.max_body));
+    let app = Arc::new(App::new(running.driver(), config.max_body, !config.insecure_listen));
     if config.store == Address::Memory {
         tracing::warn!("the store is in memory: every job is gone when this process ends");
     }

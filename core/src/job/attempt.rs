@@ -80,6 +80,7 @@ pub(crate) fn end(running: Running<'_>, cause: &Cause, clock: Clock, guards: Vec
         let ending = Ending {
             status: Status::Dead,
             reason: Some(String::from(reason)),
+            result_len: None,
             attempt: Some(record),
             attempts,
             deliveries,

@@ -8,7 +8,7 @@ use super::attempt::{self, Cause, Running};
 use super::lease;
 use super::look::job_of;
 use super::moves::{as_read, put};
-use super::record::{AttemptEnd, History, ProgressRecord};
+use super::record::{AttemptEnd, History, ProgressRecord, Status};
 use super::{check, view};
 use crate::codec;
 use crate::failure::Failure;
@@ -30,7 +30,9 @@ enum Stage {
     /// Sent; the lease then ends at this clock.
     Raised(Clock),
     /// A deadline had come: the attempt is over whatever happens to this commit.
-    TimedOut,
+    TimedOut {
+        dead: bool,
+    },
 }
 
 impl Beat {
@@ -83,9 +85,7 @@ impl Operation for Beat {
             let guards = vec![Guard::At(keys::lease(id), granted.version), as_read(keys::progress(id), reported)];
             let running = Running { id, job: &job, version, granted: Some(&granted), history };
             let decision = attempt::end(running, &Cause::of(AttemptEnd::TimedOut), clock, guards, cx);
-            cx.mark(Mark::RunTimedOut);
-            cx.stats.timed_out += 1;
-            self.stage = Stage::TimedOut;
+            self.stage = Stage::TimedOut { dead: decision.status == Status::Dead };
             return Next::Commit(Plan::new(decision.drafts));
         }
         // An older seq extends the lease and changes nothing else.
@@ -119,7 +119,14 @@ impl Operation for Beat {
 
     fn answered(&mut self, _: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
         match self.stage {
-            Stage::TimedOut => Next::fail(Failure::LeaseLost),
+            Stage::TimedOut { dead } => {
+                if applied(&answers) {
+                    cx.mark(Mark::RunTimedOut);
+                    cx.stats.timed_out += 1;
+                    cx.stats.dead += u64::from(dead);
+                }
+                Next::fail(Failure::LeaseLost)
+            }
             Stage::Raised(ends) if applied(&answers) => {
                 cx.stats.heartbeats += 1;
                 Next::ok(Response::Beat { lease_expires_at: Some(ends), cancel_requested: false })

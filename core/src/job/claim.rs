@@ -455,6 +455,7 @@ impl Claim {
         let ending = Ending {
             status,
             reason: reason.map(String::from),
+            result_len: None,
             attempt: Some(lease::attempt(job, Some(granted), AttemptEnd::Expired, self.granted_at, None)),
             attempts: job.attempts,
             deliveries: job.deliveries,

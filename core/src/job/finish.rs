@@ -56,14 +56,16 @@ impl Finish {
     }
 
     /// The first answer again, if the attempt with this token ended in the same way.
-    fn repeated(&self, attempt: &AttemptRecord) -> Option<Response> {
+    fn repeated(&self, attempt: &AttemptRecord, ended: bool) -> Option<Response> {
         match (&self.how, attempt.outcome) {
             (How::Complete(_), AttemptEnd::Succeeded) => Some(Response::Completed),
             (How::Fail(_), AttemptEnd::Failed) => {
                 let status = if attempt.run_at.is_some() { Status::Retrying } else { Status::Dead };
                 Some(Response::Failed { status, run_at: attempt.run_at })
             }
-            (How::Release(_), AttemptEnd::Released) => Some(Response::Released),
+            (How::Release(_), AttemptEnd::Released) => {
+                Some(Response::Released { status: if ended { Status::Dead } else { Status::Queued } })
+            }
             _ => None,
         }
     }
@@ -74,12 +76,12 @@ impl Finish {
         let last = job.end.as_ref().and_then(|e| e.attempt.as_ref());
         if let Some(attempt) = last
             && attempt.token == token
-            && let Some(first) = self.repeated(attempt)
+            && let Some(first) = self.repeated(attempt, true)
         {
             return Next::ok(first);
         }
         if let Some(attempt) = history.and_then(|h| h.by_token(token))
-            && let Some(first) = self.repeated(attempt)
+            && let Some(first) = self.repeated(attempt, false)
         {
             return Next::ok(first);
         }
@@ -95,7 +97,10 @@ impl Finish {
             (How::Fail(_), _) => cx.stats.failed += 1,
             (How::Release(_), _) => cx.stats.released += 1,
         }
-        if matches!(self.decided, Some(Response::Failed { status: Status::Dead, .. })) {
+        if matches!(
+            self.decided,
+            Some(Response::Failed { status: Status::Dead, .. } | Response::Released { status: Status::Dead })
+        ) {
             cx.stats.dead += 1;
         }
     }
@@ -142,6 +147,7 @@ impl Operation for Finish {
                 let ending = Ending {
                     status: Status::Succeeded,
                     reason: None,
+                    result_len: asked.result.as_ref().map(|r| r.data.len() as u64),
                     attempt: Some(lease::attempt(&job, Some(&granted), AttemptEnd::Succeeded, clock, None)),
                     attempts: job.attempts.saturating_add(1),
                     deliveries: job.deliveries.saturating_add(1),
@@ -164,7 +170,7 @@ impl Operation for Finish {
                 let d = attempt::end(running, &cause, clock, guards, cx);
                 let decided = match &self.how {
                     How::Fail(_) => Response::Failed { status: d.status, run_at: d.run_at },
-                    _ => Response::Released,
+                    _ => Response::Released { status: d.status },
                 };
                 (d.drafts, d.own, false, decided)
             }

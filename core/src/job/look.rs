@@ -185,10 +185,13 @@ fn content(look: &Look, job: &Job, record: &Record) -> Next {
     let missing = match look.what {
         What::Result => match job.end.as_ref().map(|e| e.status) {
             Some(Status::Succeeded) => {
-                // No result given, or its retention has ended: nothing to hand out in either case.
                 return match record.bytes().map(decode_content) {
                     Some(Ok(content)) => Next::ok(Response::Content(content)),
                     Some(Err(_)) => Next::fail(Failure::Quarantined),
+                    // Given, and its retention has ended.
+                    None if record.is_absent() && job.end.as_ref().is_some_and(|e| e.result_len.is_some()) => {
+                        Next::fail(Failure::NoResult)
+                    }
                     None if record.is_absent() => Next::ok(Response::NoContent),
                     None => reread(keys::result(look.id), keys::job(look.id)),
                 };

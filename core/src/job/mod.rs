@@ -57,7 +57,7 @@ pub(crate) use sweep::{Deadlines, Names, trim};
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Submit(Box<Submit>),
-    Look(Look),
+    Look(Box<Look>),
     List(Box<list::List>),
     Claim(Box<Claim>),
     Beat(Box<beat::Beat>),
@@ -81,10 +81,10 @@ impl Op {
         use queue::{Change, Queues, Settings};
         Ok(match request {
             Request::Submit(asked) => Op::Submit(Box::new(Submit::new(asked)?)),
-            Request::Get { tenant, job } => Op::Look(Look::state(tenant, job)),
-            Request::Payload { tenant, job } => Op::Look(Look::payload(tenant, job)),
-            Request::Result { tenant, job } => Op::Look(Look::result(tenant, job)),
-            Request::Why { tenant, job } => Op::Look(Look::why(tenant, job)),
+            Request::Get { tenant, job } => Op::Look(Box::new(Look::state(tenant, job))),
+            Request::Payload { tenant, job } => Op::Look(Box::new(Look::payload(tenant, job))),
+            Request::Result { tenant, job } => Op::Look(Box::new(Look::result(tenant, job))),
+            Request::Why { tenant, job } => Op::Look(Box::new(Look::why(tenant, job))),
             Request::List(asked) => Op::List(Box::new(list::List::new(asked)?)),
             Request::Cancel { tenant, job } => Op::Operate(Box::new(Operate::new(tenant, job, What::Cancel))),
             Request::Retry { tenant, job } => Op::Operate(Box::new(Operate::new(tenant, job, What::Retry))),
@@ -117,7 +117,7 @@ impl Op {
     fn inner(&mut self) -> &mut dyn Operation {
         match self {
             Op::Submit(op) => &mut **op,
-            Op::Look(op) => op,
+            Op::Look(op) => &mut **op,
             Op::List(op) => &mut **op,
             Op::Claim(op) => &mut **op,
             Op::Beat(op) => &mut **op,

@@ -109,6 +109,8 @@ pub(crate) fn put_job(id: JobId, job: &Job, own: Version) -> Write {
 pub(crate) struct Ending {
     pub status: Status,
     pub reason: Option<String>,
+    /// Bytes of the result, if one was given.
+    pub result_len: Option<u64>,
     pub attempt: Option<AttemptRecord>,
     /// Counted attempts and claims at the end.
     pub attempts: u32,
@@ -146,8 +148,13 @@ pub(crate) fn end(
     ended.attempts = ending.attempts;
     ended.deliveries = ending.deliveries;
     ended.trail = job.trail.after(version);
-    ended.end =
-        Some(End { status: ending.status, at: clock, reason: ending.reason.clone(), attempt: ending.attempt.clone() });
+    ended.end = Some(End {
+        status: ending.status,
+        at: clock,
+        reason: ending.reason.clone(),
+        result_len: ending.result_len,
+        attempt: ending.attempt.clone(),
+    });
     let index = home.index(ending.status);
     let kind = match ending.status {
         Status::Succeeded => Kind::Succeeded,

@@ -69,6 +69,7 @@ pub(crate) fn cancel(
     let ending = Ending {
         status: Status::Cancelled,
         reason: None,
+        result_len: None,
         attempt,
         attempts: job.attempts,
         deliveries: job.deliveries.saturating_add(u32::from(running)),
@@ -118,7 +119,7 @@ impl Operate {
         payload: &Record,
         clock: Clock,
         cx: &mut Cx<'_>,
-    ) -> (Draft, Version, Job) {
+    ) -> (Draft, Version, Job, History) {
         let own = cx.make.version();
         let id = self.id;
         let member = keys::member(id);
@@ -154,7 +155,7 @@ impl Operate {
             writes.push(add(keys::TTL, &member, ScoreAt::Clock(ttl.saturating_mul(limits::MILLI))));
         }
         let guards = vec![Guard::At(keys::job(id), version), as_read(keys::payload(id), payload)];
-        (Draft::new(guards, writes), own, next)
+        (Draft::new(guards, writes), own, next, history)
     }
 }
 
@@ -192,6 +193,7 @@ impl Operation for Operate {
                     status: ending.status,
                     at: clock,
                     reason: ending.reason,
+                    result_len: None,
                     attempt: ending.attempt,
                 });
                 (drafts, own, Response::Job(self.view(&after, Status::Cancelled, history)))
@@ -201,9 +203,9 @@ impl Operation for Operate {
             }
             (What::Cancel, Some(_)) => return Next::fail(Failure::AlreadyTerminal),
             (What::Retry, Some(Status::Dead | Status::Cancelled | Status::Expired)) if !payload.is_absent() => {
-                let before = history.clone().unwrap_or_default();
-                let (draft, own, after) = self.retry(&job, version, before, payload, clock, cx);
-                (vec![draft], own, Response::Job(self.view(&after, Status::Queued, history)))
+                let before = history.unwrap_or_default();
+                let (draft, own, after, history) = self.retry(&job, version, before, payload, clock, cx);
+                (vec![draft], own, Response::Job(self.view(&after, Status::Queued, Some(history))))
             }
             (What::Retry, _) => return Next::fail(Failure::NotRetryable),
             (What::Delete, Some(status)) => {

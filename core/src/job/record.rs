@@ -90,7 +90,7 @@ impl Status {
     }
 }
 
-/// Delay before attempt n + 1: min(base · factorⁿ, max) · (1 + U[0, jitter]).
+/// Delay after the n-th failure: min(base · factorⁿ⁻¹, max) · (1 + U[0, jitter]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Backoff {
     pub base_ms: u64,
@@ -167,6 +167,8 @@ pub struct End {
     pub at: Clock,
     /// Why, for jobs that are dead.
     pub reason: Option<String>,
+    /// Bytes of the result, if one was given.
+    pub result_len: Option<u64>,
     /// The attempt that ended it, if one was under way: with the token that gets the same answer.
     pub attempt: Option<AttemptRecord>,
 }

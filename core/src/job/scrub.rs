@@ -23,7 +23,8 @@ use crate::replica::Mark;
 use crate::replica::task::{Cx, Draft, Next, Operation, Plan, decode_record};
 use crate::request::Response;
 use crate::store::{
-    Answer, Clock, Guard, Place, Read, Record, Scan, Score, ScoreAt, Slice, Snapshot, Standing, UpTo, Write, keys,
+    Answer, Clock, Entry, Guard, Place, Read, Record, Scan, Score, ScoreAt, Slice, Snapshot, Standing, UpTo, Write,
+    keys,
 };
 
 /// Where the walks stand.
@@ -199,68 +200,71 @@ impl Scrub {
         };
         let mut slices = vec![names];
         if let Some((tenant, queue)) = &self.queue {
-            slices.push(Slice {
-                index: live_index(tenant, queue, self.cursor.index),
-                after: self.cursor.after.clone(),
-                up_to: UpTo::End,
-                limit: limits::SCRUB_KEYS,
-                give: vec![keys::JOB, keys::LEASE],
-            });
+            // All that is left of the queue's live indexes: most are empty.
+            let mut after = self.cursor.after.clone();
+            for at in self.cursor.index..LIVE_INDEXES {
+                slices.push(Slice {
+                    index: live_index(tenant, queue, at),
+                    after: after.take(),
+                    up_to: UpTo::End,
+                    limit: GHOSTS,
+                    give: vec![keys::JOB, keys::LEASE],
+                });
+            }
         }
         Next::Read(Read { slices, ..Read::default() })
     }
 
     fn haunted(&mut self, snapshot: &Snapshot) -> Next {
-        let first = snapshot.slices.first().and_then(|s| s.first());
-        if self.queue.is_none() {
+        let Some((first, indexes)) = snapshot.slices.split_first() else { return self.commit() };
+        let Some((tenant, queue)) = self.queue.clone() else {
             // The cursor stands before the queue to look at.
-            let Some((tenant, queue)) = first.and_then(|e| keys::queue_of(&e.member)) else {
+            let Some(entry) = first.first() else {
                 self.cursor.queue = None;
                 return self.commit();
             };
-            self.queue = Some((tenant, queue));
-            self.cursor.current = first.map(|e| (e.score, e.member.clone()));
-            return self.ghosts();
-        }
-        let entries = snapshot.slices.get(1).map(Vec::as_slice).unwrap_or_default();
-        let Some((tenant, queue)) = self.queue.clone() else { return self.commit() };
-        let index = live_index(&tenant, &queue, self.cursor.index);
-        let mut drafts = Vec::new();
-        for entry in entries {
-            let (Some(id), [main, lease]) = (keys::job_of(&entry.member), &*entry.records) else { continue };
-            let home = keys::status_of(&index).map(|(_, _, class, _)| Home { tenant: &tenant, queue: &queue, class });
-            match decode_record::<Job>(main) {
-                Ok(None) => {
-                    let guards = vec![as_read(keys::lease(id), lease)];
-                    drafts.push((moves::lost(id, home, core::slice::from_ref(&index), guards), Mark::JobLost));
-                }
-                Ok(Some((version, job))) if job.end.is_some() => {
-                    let writes = vec![remove(index.clone(), &entry.member)];
-                    let draft = Draft::new(vec![Guard::At(keys::job(id), version)], writes);
-                    drafts.push((draft, Mark::GhostRemoved));
-                }
-                // Met at a deadline its place was not known: it still stands here.
-                Err(Undecodable::Corrupt) => {
-                    let guards = vec![as_read(keys::lease(id), lease)];
-                    drafts.push((moves::quarantine(id, home, main, guards), Mark::JobQuarantined));
-                }
-                Ok(Some(_)) | Err(Undecodable::Newer) => {}
+            self.queue = keys::queue_of(&entry.member);
+            self.cursor.current = Some((entry.score, entry.member.clone()));
+            return if self.queue.is_some() { self.ghosts() } else { self.commit() };
+        };
+        for entries in indexes {
+            let at = self.cursor.index;
+            for entry in entries {
+                self.ghost(entry, &tenant, &queue, at);
             }
-        }
-        for (draft, mark) in drafts {
-            self.draft(draft, mark);
-        }
-        if entries.len() >= limits::SCRUB_KEYS {
-            self.cursor.after = entries.last().map(|e| (e.score, e.member.clone()));
-        } else {
+            if entries.len() >= GHOSTS {
+                // Too long for one page: the next goes on here.
+                self.cursor.after = entries.last().map(|e| (e.score, e.member.clone()));
+                return self.commit();
+            }
             self.cursor.after = None;
             self.cursor.index += 1;
-            if self.cursor.index >= Status::LIVE.len() * Class::ALL.len() {
-                self.cursor.index = 0;
-                self.cursor.queue = self.cursor.current.take();
-            }
         }
+        self.cursor.index = 0;
+        self.cursor.queue = self.cursor.current.take();
         self.commit()
+    }
+
+    /// One member of a live index, against its record.
+    fn ghost(&mut self, entry: &Entry, tenant: &str, queue: &str, at: usize) {
+        let (Some(id), [main, lease]) = (keys::job_of(&entry.member), &*entry.records) else { return };
+        let index = live_index(tenant, queue, at);
+        let class = keys::status_of(&index).map(|(_, _, class, _)| class);
+        let home = class.map(|class| Home { tenant, queue, class });
+        let guards = vec![as_read(keys::lease(id), lease)];
+        match decode_record::<Job>(main) {
+            _ if main.is_unread() => {}
+            Ok(None) => self.draft(moves::lost(id, home, core::slice::from_ref(&index), guards), Mark::JobLost),
+            Ok(Some((version, job))) if job.end.is_some() => {
+                let writes = vec![remove(index, &entry.member)];
+                self.draft(Draft::new(vec![Guard::At(keys::job(id), version)], writes), Mark::GhostRemoved);
+            }
+            // Met at a deadline its place was not known: it still stands here.
+            Err(Undecodable::Corrupt) => {
+                self.draft(moves::quarantine(id, home, main, guards), Mark::JobQuarantined);
+            }
+            Ok(Some(_)) | Err(Undecodable::Newer) => {}
+        }
     }
 
     fn commit(&mut self) -> Next {
@@ -270,6 +274,11 @@ impl Scrub {
         Next::Commit(Plan::new(core::mem::take(&mut self.drafts)))
     }
 }
+
+/// Indexes of live jobs that a queue has.
+const LIVE_INDEXES: usize = Status::LIVE.len() * Class::ALL.len();
+/// Members of one of them that a page looks at.
+const GHOSTS: usize = 20;
 
 fn live_index(tenant: &str, queue: &str, at: usize) -> Name {
     let class = Class::ALL.get(at / Status::LIVE.len()).copied().unwrap_or(Class::Batch);

@@ -46,7 +46,8 @@ struct Fingerprint<'a> {
     queue: &'a str,
     class: super::record::Class,
     start: Start,
-    policy: &'a Policy,
+    /// With the defaults of the contract, not those of this server, which may change.
+    policy: Policy,
     form: &'a Form,
     payload: u128,
     metadata: Option<u128>,
@@ -58,7 +59,7 @@ impl Submit {
         Ok(Submit { asked, stage: Stage::Clock, made: None, over: None })
     }
 
-    fn policy(&self, cx: &Cx<'_>) -> Policy {
+    fn policy(&self, retention_ms: u64) -> Policy {
         let a = &self.asked;
         let max_attempts = a.max_attempts.unwrap_or(limits::MAX_ATTEMPTS);
         Policy {
@@ -69,7 +70,7 @@ impl Submit {
             run_timeout_ms: a.run_timeout_ms,
             progress_timeout_ms: a.progress_timeout_ms,
             queue_ttl_ms: a.queue_ttl_ms,
-            retention_ms: a.retention_ms.unwrap_or(cx.config.retention_ms),
+            retention_ms: a.retention_ms.unwrap_or(retention_ms),
             key_ttl_ms: a.key_ttl_ms,
             backoff: a.backoff.unwrap_or_default(),
             on_prem: a.on_prem,
@@ -77,12 +78,14 @@ impl Submit {
         }
     }
 
-    fn fingerprint(&self, policy: &Policy) -> u128 {
+    fn fingerprint(&self) -> u128 {
         let a = &self.asked;
+        let policy = self.policy(limits::RETENTION_MS);
+        let start = if a.start == Start::DelayMs(0) { Start::Now } else { a.start };
         let parts = Fingerprint {
             queue: &a.queue,
             class: a.class,
-            start: a.start,
+            start,
             policy,
             form: &a.payload.form,
             payload: a.payload.data.hash,
@@ -95,7 +98,7 @@ impl Submit {
         let own = cx.make.version();
         let id = cx.make.job_id(cx.clock);
         let a = &self.asked;
-        let policy = self.policy(cx);
+        let policy = self.policy(cx.config.retention_ms);
         let (due, score) = match a.start {
             // no-early-run: the replica's view of the clock may be ahead by what its own was stepped.
             Start::At(at) if at > cx.clock.saturating_sub(limits::CLOCK_FRESH_MS * limits::MILLI) => {
@@ -142,7 +145,7 @@ impl Submit {
                     guards.push(Guard::At(name.clone(), *version));
                 }
             }
-            let record = KeyRecord { job: id, fingerprint: self.fingerprint(&job.policy) };
+            let record = KeyRecord { job: id, fingerprint: self.fingerprint() };
             writes.push(put(name, own, codec::encode(&record), Expiry::Never));
         }
         match score {
@@ -232,12 +235,11 @@ impl Operation for Submit {
                     Err(_) => return Next::fail(Failure::Quarantined),
                 };
                 if there {
-                    let policy = self.policy(cx);
-                    if key.fingerprint != self.fingerprint(&policy) {
+                    if key.fingerprint != self.fingerprint() {
                         return Next::fail(Failure::KeyReused);
                     }
                     cx.stats.submits_repeated += 1;
-                    return Next::Become(Op::Look(Look::existing(self.asked.tenant.clone(), key.job)));
+                    return Next::Become(Op::Look(Box::new(Look::existing(self.asked.tenant.clone(), key.job))));
                 }
                 // acked-never-lost does not cover a record that the store lost; the key must not
                 // stay bound to it for ever.

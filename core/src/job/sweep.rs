@@ -164,6 +164,7 @@ impl Deadlines {
                 let ending = Ending {
                     status: Status::Expired,
                     reason: None,
+                    result_len: None,
                     attempt: None,
                     attempts: job.attempts,
                     deliveries: job.deliveries,

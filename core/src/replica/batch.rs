@@ -55,7 +55,7 @@ impl Replica {
 
     /// Whether the store may be called now: while the breaker is open, one call at a time.
     fn may_call(&self) -> bool {
-        self.breaker.may_send(self.now) && !(self.breaker.open() && !self.calls.is_empty())
+        self.breaker.may_send(self.now) && (self.calls.is_empty() || !self.breaker.open())
     }
 
     /// Reads (`None`) or commits of one kind under way.
@@ -105,7 +105,8 @@ impl Replica {
                 log: read.log.is_some(),
                 scan: read.scan.is_some(),
             };
-            let special = read.max_bytes != limits::READ_BYTES;
+            // A scan goes alone: what it meets must not keep others from their answers.
+            let special = shape.scan || read.max_bytes != limits::READ_BYTES;
             let clash = shape.log && merged.log.is_some() || shape.scan && merged.scan.is_some();
             if !parts.is_empty() && (alone || special || clash) {
                 self.to_read.push_front(id);

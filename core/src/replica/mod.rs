@@ -182,7 +182,10 @@ pub struct Stats {
     pub txns: u64,
     pub commits_unknown: u64,
     pub store_errors: u64,
+    /// Requests refused because the store was full.
     pub refused_full: u64,
+    /// Requests refused because the mailbox was full.
+    pub refused_mailbox: u64,
     /// Gauges.
     pub in_work: u64,
     pub polls: u64,

@@ -41,6 +41,8 @@ pub struct Replica {
     polls: Polls,
     /// Topics notified while a poll was under way and nobody waited.
     missed: BTreeSet<Name>,
+    /// Sweeps whose read failed.
+    dropped: Vec<TaskId>,
     bytes: usize,
 
     pub(super) to_read: VecDeque<TaskId>,
@@ -206,6 +208,7 @@ impl Replica {
             parked: BTreeSet::new(),
             polls: Polls::default(),
             missed: BTreeSet::new(),
+            dropped: Vec::new(),
             bytes: 0,
             to_read: VecDeque::new(),
             to_commit: [VecDeque::new(), VecDeque::new()],
@@ -322,7 +325,7 @@ impl Replica {
             || self.polls.len() >= limits::POLLS && matches!(request, Request::Claim(_) | Request::Events { .. });
         if full {
             self.marks.push(Mark::MailboxFull);
-            self.stats.refused_full += 1;
+            self.stats.refused_mailbox += 1;
             return Err(Failure::MailboxFull { retry_after_ms: 1_000 });
         }
         Ok(())
@@ -714,7 +717,7 @@ impl Replica {
                 // The first sending may have been applied: this refusal may be its own doing.
                 task.committed |= pending.evidence.is_none();
                 match pending.evidence.clone() {
-                    Some(evidence) => self.to_settle(id, evidence),
+                    Some(evidence) => self.doubt(id, evidence),
                     None if answers.iter().all(|a| *a == Answer::TooLate) => {
                         self.act(id, out, |op, cx| op.doubtful(cx));
                     }
@@ -734,7 +737,8 @@ impl Replica {
         }
     }
 
-    fn to_settle(&mut self, id: TaskId, evidence: Evidence) {
+    /// The evidence is to be read that tells whether the commit was applied.
+    fn doubt(&mut self, id: TaskId, evidence: Evidence) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let State::Commit(pending) = core::mem::replace(&mut task.state, State::Busy) else { return };
         task.state = State::Settle(pending, evidence);
@@ -745,8 +749,9 @@ impl Replica {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let State::Commit(pending) = &mut task.state else { return };
         pending.under_way = false;
+        self.stats.refused_full += 1;
         match (pending.doubt, pending.evidence.clone()) {
-            (true, Some(evidence)) => self.to_settle(id, evidence),
+            (true, Some(evidence)) => self.doubt(id, evidence),
             _ => self.finish(id, Err(Failure::StoreFull { retry_after_ms: 5_000 }), out),
         }
     }
@@ -761,8 +766,14 @@ impl Replica {
         match what {
             What::Read(parts) => {
                 for (id, _) in parts.into_iter().rev() {
-                    if matches!(self.tasks.get(&id).map(|t| &t.state), Some(State::Read { .. } | State::Settle(..))) {
-                        self.to_read.push_front(id);
+                    match self.tasks.get(&id) {
+                        // A sweep comes again by itself. Were it kept, one that the store can never
+                        // answer would be asked for ever.
+                        Some(task) if task.origin.is_sweep() => self.dropped.push(id),
+                        Some(Task { state: State::Read { .. } | State::Settle(..), .. }) => {
+                            self.to_read.push_front(id);
+                        }
+                        _ => {}
                     }
                 }
             }
@@ -787,7 +798,7 @@ impl Replica {
         let State::Commit(pending) = &task.state else { return };
         task.committed |= pending.doubt && pending.evidence.is_none();
         match (pending.doubt, pending.evidence.clone()) {
-            (true, Some(evidence)) => self.to_settle(id, evidence),
+            (true, Some(evidence)) => self.doubt(id, evidence),
             (true, None) => self.act(id, out, |op, cx| op.doubtful(cx)),
             (false, _) => self.act(id, out, |op, cx| op.start(cx)),
         }
@@ -863,6 +874,9 @@ impl Replica {
         while let Some((_, id)) = self.deadlines.first().copied().filter(|d| d.0 <= now) {
             self.deadlines.pop_first();
             self.expired(id, out);
+        }
+        for id in core::mem::take(&mut self.dropped) {
+            self.finish(id, Err(Failure::StoreUnavailable { retry_after_ms: 0 }), out);
         }
         self.sweep(out);
     }

@@ -1,7 +1,7 @@
 //! Replicas on one model store, without faults and without waiting: each call to the store is
 //! answered at once, unless the test holds it back.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::collections::VecDeque;
 
 use leasehold_core::request::{Claim, Leased, Submit};

@@ -60,7 +60,11 @@ pub fn answer(answer: Answer) -> Response {
             }
             object.end();
         }
-        Answer::Released => out.extend_from_slice(b"{\"status\":\"queued\"}"),
+        Answer::Released { status } => {
+            let mut object = Object::new(&mut out);
+            object.str("status", status.text());
+            object.end();
+        }
         Answer::Queues(queues) => {
             let mut object = Object::new(&mut out);
             json::array(object.key("queues"), &queues, |out, q| view::queue(out, q, |_| {}));

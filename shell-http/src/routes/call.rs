@@ -35,6 +35,9 @@ static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 pub struct App {
     pub driver: Driver,
     pub max_body: u64,
+    /// Browsers are served under loopback names only: a name that somebody else controls could be
+    /// pointed here (DNS rebinding), and its pages would pass as this server's own.
+    pub loopback_only: bool,
     pub budget: Budget,
     pub counters: Counters,
     pub draining: AtomicBool,
@@ -42,10 +45,11 @@ pub struct App {
 }
 
 impl App {
-    pub fn new(driver: Driver, max_body: u64) -> Self {
+    pub fn new(driver: Driver, max_body: u64, loopback_only: bool) -> Self {
         App {
             driver,
             max_body,
+            loopback_only,
             budget: Budget::new(BODIES),
             counters: Counters::new(),
             draining: AtomicBool::new(false),
@@ -82,7 +86,8 @@ async fn call(
     incoming: Incoming,
 ) -> Result<Response, Problem> {
     let headers = &parts.headers;
-    if !matches!(parts.method, Method::GET | Method::HEAD) && is_cross_origin(headers) {
+    let changes = !matches!(parts.method, Method::GET | Method::HEAD);
+    if changes && is_cross_origin(headers) || app.loopback_only && is_rebound(headers) {
         body::forget(incoming, headers).await;
         return Err(Problem::CrossOrigin);
     }
@@ -216,6 +221,18 @@ fn is_cross_origin(headers: &HeaderMap) -> bool {
     let own = headers.get(HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
     let of = origin.to_str().ok().and_then(|o| o.split_once("://")).map(|(_, host)| host);
     of != Some(own)
+}
+
+/// A browser came here under a name that is not a loopback one.
+fn is_rebound(headers: &HeaderMap) -> bool {
+    let browser = headers.contains_key(&SEC_FETCH_SITE) || headers.contains_key(ORIGIN);
+    let host = headers.get(HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
+    let name = match host.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let loopback = name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    browser && !loopback
 }
 
 fn description() -> Response {

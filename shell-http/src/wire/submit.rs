@@ -108,9 +108,10 @@ pub fn raw(
             if body.iter().all(u8::is_ascii_whitespace) {
                 return Err(Problem::Empty);
             }
-            let text: &RawValue = serde_json::from_slice(&body)
+            // Kept with the white space around it: the bytes as they came.
+            serde_json::from_slice::<&RawValue>(&body)
                 .map_err(|error| Problem::NotJson { detail: format!("The body is not JSON: {error}.") })?;
-            Content::json(body.slice_ref(text.get().as_bytes()))
+            Content::json(body)
         }
         Some(kind) => Content::binary(content_type_of("content_type", kind.to_owned())?, body),
         None => Content::binary("application/octet-stream", body),

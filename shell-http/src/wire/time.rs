@@ -18,10 +18,10 @@ pub fn write(out: &mut Vec<u8>, clock: Clock) {
     out.push(b'"');
 }
 
-/// Reads a time; one before 1970 counts as 1970.
+/// Reads a time; one before 1970 counts as 1970, one after June 2255 is none.
 pub fn parse(text: &str) -> Option<Clock> {
     let timestamp: Timestamp = text.parse().ok()?;
-    Some(u64::try_from(timestamp.as_microsecond()).unwrap_or(0).min(SCORE_MAX))
+    Some(u64::try_from(timestamp.as_microsecond()).unwrap_or(0)).filter(|clock| *clock <= SCORE_MAX)
 }
 
 #[cfg(test)]
@@ -43,7 +43,15 @@ mod tests {
         assert_eq!(parse("2023-11-14T23:13:20.999+01:00"), Some(1_700_000_000_999_000));
         assert_eq!(parse("2023-11-14T22:13:20Z"), Some(1_700_000_000_000_000));
         assert_eq!(parse("1969-01-01T00:00:00Z"), Some(0));
-        for bad in ["", "now", "2023-11-14", "2023-11-14T22:13:20", "2023-13-14T22:13:20Z", "1700000000"] {
+        for bad in [
+            "",
+            "now",
+            "2023-11-14",
+            "2023-11-14T22:13:20",
+            "2023-13-14T22:13:20Z",
+            "1700000000",
+            "2999-01-01T00:00:00Z",
+        ] {
             assert_eq!(parse(bad), None, "{bad}");
         }
     }

@@ -172,7 +172,7 @@ impl Oracle {
                 request,
                 outcome,
             ),
-            (Request::Release(held), Response::Released) => {
+            (Request::Release(held), Response::Released { .. }) => {
                 self.judge_ended_by(w, held.job, held.token, AttemptEnd::Released, None, request, outcome)
             }
             (Request::Heartbeat(beat), Response::Beat { lease_expires_at, cancel_requested }) => {
