@@ -157,6 +157,15 @@ fn a_page_of_another_site_changes_nothing() {
     let own = format!("http://{}", server.address);
     let answer = c.send("POST", "/v1/jobs", &[("origin", &own)], br#"{"queue":"q","payload":1}"#);
     assert_eq!(answer.status, 201);
+    // A name that somebody else controls, pointed at this machine: its pages are not ours.
+    for host in ["evil.example", "evil.example:7411", "127.0.0.1.evil.example", ""] {
+        let answer = c.send("GET", "/v1/queues", &[("host", host), ("sec-fetch-site", "same-origin")], b"");
+        assert_eq!((answer.status, answer.code()), (403, "cross_origin".into()), "{host}");
+    }
+    for host in ["localhost:7411", "127.0.0.1", "[::1]:7411"] {
+        let answer = c.send("GET", "/v1/queues", &[("host", host), ("sec-fetch-site", "same-origin")], b"");
+        assert_eq!(answer.status, 200, "{host}");
+    }
 }
 
 #[test]

@@ -317,7 +317,7 @@ mod tests {
         let options = "class=interactive&delay_ms=10&backoff=%7B%22base_ms%22:5%7D";
         let submit =
             raw("q".into(), Some("application/json; charset=utf-8"), options, body, Carried::default()).unwrap();
-        assert_eq!(&submit.payload.data.bytes[..], b"{\"a\": 1}");
+        assert_eq!(&submit.payload.data.bytes[..], b" {\"a\": 1}\n", "as it came");
         assert_eq!((submit.class, submit.start), (Class::Interactive, Start::DelayMs(10)));
         assert_eq!(submit.backoff.map(|b| b.base_ms), Some(5));
         for bad in ["class=x", "delay_ms=", "delay_ms=1%202", "queue=q", "x=1", "on_prem=ja", "delay_ms=1&delay_ms=2"] {
