@@ -92,15 +92,16 @@ async fn call(
         return Err(Problem::CrossOrigin);
     }
     let query = parts.uri.query().unwrap_or_default();
-    if route.query.is_empty() {
-        decode::no_query(query)?;
-    }
     let read = if incoming.is_end_stream() {
         body::Read::default()
     } else {
         body::read(incoming, headers, app.max_body, &app.budget).await?
     };
     let body = &read.bytes;
+    // Nothing is refused before the body has been read: a connection with half a body in it cannot go on.
+    if route.query.is_empty() {
+        decode::no_query(query)?;
+    }
     if route.takes == Takes::Nothing && !matches!(parts.method, Method::GET | Method::HEAD) {
         decode::nothing(body)?;
     }
