@@ -16,7 +16,7 @@ use crate::limits;
 use crate::replica::Mark;
 use crate::replica::task::{Cx, Draft, Next, Operation, Plan, applied, decode_record};
 use crate::request::{Beat as Asked, Response};
-use crate::store::{Answer, Clock, Expiry, Guard, Read, ScoreAt, Snapshot, Write, keys};
+use crate::store::{Answer, Clock, Expiry, Guard, Read, ScoreAt, Snapshot, Standing, Write, keys};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Beat {
@@ -82,7 +82,11 @@ impl Operation for Beat {
         if lease::deadline(&job, granted.at, heard).is_some_and(|d| clock >= d) {
             let history = decode_record::<History>(history).ok().flatten().map(|(_, h)| h).unwrap_or_default();
             // A report of progress that came in between moves the deadline.
-            let guards = vec![Guard::At(keys::lease(id), granted.version), as_read(keys::progress(id), reported)];
+            let mut guards = vec![Guard::At(keys::lease(id), granted.version), as_read(keys::progress(id), reported)];
+            if snapshot.members.first().is_some_and(Option::is_some) {
+                // The clock of the commit decides, not that of the read.
+                guards.push(Guard::Member(keys::LEASES, keys::member(id), Standing::Due));
+            }
             let running = Running { id, job: &job, version, granted: Some(&granted), history };
             let decision = attempt::end(running, &Cause::of(AttemptEnd::TimedOut), clock, guards, cx);
             self.stage = Stage::TimedOut { dead: decision.status == Status::Dead };
@@ -120,11 +124,12 @@ impl Operation for Beat {
     fn answered(&mut self, _: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
         match self.stage {
             Stage::TimedOut { dead } => {
-                if applied(&answers) {
-                    cx.mark(Mark::RunTimedOut);
-                    cx.stats.timed_out += 1;
-                    cx.stats.dead += u64::from(dead);
+                if !applied(&answers) {
+                    return self.start(cx);
                 }
+                cx.mark(Mark::RunTimedOut);
+                cx.stats.timed_out += 1;
+                cx.stats.dead += u64::from(dead);
                 Next::fail(Failure::LeaseLost)
             }
             Stage::Raised(ends) if applied(&answers) => {
