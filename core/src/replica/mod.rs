@@ -4,8 +4,11 @@ mod batch;
 mod breaker;
 mod clock;
 mod polls;
+mod replies;
+mod requests;
 mod step;
 pub(crate) mod task;
+mod timers;
 
 use alloc::vec::Vec;
 

@@ -1,0 +1,155 @@
+//! Requests: whether there is room, what they become, and what happens when the asker leaves.
+
+use alloc::vec::Vec;
+
+use super::step::{Asked, Join, Origin, Replica, State, Task};
+use super::task::{Operation as _, TaskId};
+use super::{Mark, Output, Outputs};
+use crate::failure::Failure;
+use crate::job::{self, Op};
+use crate::limits;
+use crate::request::{Request, RequestId, Response};
+
+impl Replica {
+    pub(super) fn request(&mut self, id: RequestId, request: Request, out: &mut Outputs) {
+        if let Err(failure) = self.admit(&request) {
+            out.push(Output::Reply { id, outcome: Err(failure) });
+            return;
+        }
+        match request {
+            Request::Drain => {
+                self.drain(out);
+                out.push(Output::Reply { id, outcome: Ok(Response::Draining) });
+            }
+            Request::Batch(items) if items.is_empty() || items.len() > limits::BATCH_ITEMS => {
+                let detail = alloc::format!("must be 1 to {} items", limits::BATCH_ITEMS);
+                out.push(Output::Reply { id, outcome: Err(job::check::invalid("items", detail)) });
+            }
+            Request::Batch(items) => {
+                self.next_task += 1;
+                let join = self.next_task;
+                let left = items.len();
+                let join_of = Join { request: id, parts: Vec::new(), outcomes: alloc::vec![None; left], left };
+                self.joins.insert(join, join_of);
+                self.requests.insert(id, Asked::Join(join));
+                for (slot, item) in items.into_iter().enumerate() {
+                    self.open(Origin::Part { join, slot }, item, out);
+                }
+            }
+            request => self.open(Origin::Request(id), request, out),
+        }
+    }
+
+    /// Whether there is room, and any sense in trying.
+    pub(super) fn admit(&mut self, request: &Request) -> Result<(), Failure> {
+        if matches!(request, Request::Drain) {
+            return Ok(());
+        }
+        let retry_after_ms = self.breaker.retry_after_ms(self.now);
+        if self.breaker.open() {
+            return Err(Failure::StoreUnavailable { retry_after_ms });
+        }
+        if self.stats.draining && matches!(request, Request::Claim(_)) {
+            return Err(Failure::Draining { retry_after_ms });
+        }
+        let n = match request {
+            Request::Batch(items) => items.len(),
+            _ => 1,
+        };
+        let weight = job::weight(request);
+        // What ends or extends a lease is let in when nothing else is: it makes room.
+        let share = if job::drains(request) { 2 } else { 1 };
+        // One request is always let in, however small the mailbox or large the batch.
+        let full = self.in_work() > 0 && self.in_work() + n > self.config.mailbox * share
+            || self.bytes > 0 && self.bytes + weight > self.config.mailbox_bytes * share
+            || self.polls.len() >= limits::POLLS && matches!(request, Request::Claim(_) | Request::Events { .. });
+        if full {
+            self.marks.push(Mark::MailboxFull);
+            self.stats.refused_mailbox += 1;
+            return Err(Failure::MailboxFull { retry_after_ms: 1_000 });
+        }
+        Ok(())
+    }
+
+    pub(super) fn open(&mut self, origin: Origin, request: Request, out: &mut Outputs) {
+        let weight = job::weight(&request);
+        match Op::of(request, self.nonce) {
+            Err(failure) => {
+                self.tell(origin, Err(failure), out);
+            }
+            Ok(op) => {
+                let id = self.start(origin, op, weight, out);
+                match origin {
+                    Origin::Request(request) if self.tasks.contains_key(&id) => {
+                        self.requests.insert(request, Asked::Task(id));
+                    }
+                    Origin::Part { join, .. } => {
+                        if let Some(join) = self.joins.get_mut(&join) {
+                            join.parts.push(id);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    pub(super) fn start(&mut self, origin: Origin, op: Op, weight: usize, out: &mut Outputs) -> TaskId {
+        self.next_task += 1;
+        let id = TaskId(self.next_task);
+        let wait_ms = match &op {
+            Op::Claim(claim) => claim.wait_ms(),
+            Op::Events(events) => events.wait_ms(),
+            _ => 0,
+        };
+        let deadline = self.now + wait_ms + limits::REQUEST_MS;
+        if !origin.is_sweep() {
+            self.deadlines.insert((deadline, id));
+        }
+        self.bytes += weight;
+        let mut task = Task {
+            origin,
+            op,
+            state: State::Busy,
+            deadline,
+            poll_end: (wait_ms > 0).then_some(self.now + wait_ms),
+            last_try: false,
+            races: 0,
+            committed: false,
+            weight,
+        };
+        let next = self.run(&mut task, |op, cx| op.start(cx));
+        self.go(id, task, next, out);
+        id
+    }
+
+    pub(super) fn cancelled(&mut self, id: RequestId) {
+        let parts = match self.requests.remove(&id) {
+            Some(Asked::Task(task)) => alloc::vec![task],
+            Some(Asked::Join(join)) => self.joins.remove(&join).map(|j| j.parts).unwrap_or_default(),
+            None => return,
+        };
+        for part in parts {
+            let Some(task) = self.tasks.get_mut(&part) else { continue };
+            task.origin = Origin::Orphan;
+            let unsent = match &task.state {
+                State::Wait => true,
+                State::Commit(p) => !task.committed && !p.under_way && !p.doubt,
+                State::Read { .. } | State::Settle(..) | State::Busy => false,
+            };
+            if unsent {
+                self.polls.remove(part);
+                self.close(part);
+            }
+        }
+    }
+
+    pub(super) fn drain(&mut self, out: &mut Outputs) {
+        self.stats.draining = true;
+        for id in self.polls.everyone() {
+            self.polls.remove(id);
+            let retry_after_ms = 1_000;
+            self.finish(id, Err(Failure::Draining { retry_after_ms }), out);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Time and notifications: who is woken, whose time is over, and when the sweeps run.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use super::step::{Origin, Replica, SWEEP_GAP_MS, State};
+use super::task::{Operation as _, TaskId};
+use super::{Outputs, StoreId};
+use crate::failure::Failure;
+use crate::job::{self, Op};
+use crate::limits;
+use crate::name::Name;
+use crate::store::keys;
+
+impl Replica {
+    pub(super) fn notified(&mut self, topic: &Name, out: &mut Outputs) {
+        if *topic == keys::TOPIC_DUE {
+            self.sweeps.next = self.sweeps.next.min((self.sweeps.last + SWEEP_GAP_MS).max(self.now));
+        } else {
+            self.wake(topic, out);
+        }
+    }
+
+    pub(super) fn wake(&mut self, topic: &Name, out: &mut Outputs) {
+        match self.polls.first(topic) {
+            Some(id) => self.rouse(id, out),
+            None if self.tasks.len() > self.polls.len() => {
+                self.missed.insert(topic.clone());
+            }
+            None => {}
+        }
+    }
+
+    /// A waiting poll tries again.
+    pub(super) fn rouse(&mut self, id: TaskId, out: &mut Outputs) {
+        if self.polls.remove(id) {
+            self.act(id, out, |op, cx| op.start(cx));
+        }
+    }
+
+    pub(super) fn tick(&mut self, out: &mut Outputs) {
+        let now = self.now;
+        let lost: Vec<StoreId> =
+            self.calls.iter().filter(|(_, c)| c.sent + limits::STORE_TIMEOUT_MS <= now).map(|(id, _)| *id).collect();
+        for id in lost {
+            if let Some(call) = self.calls.remove(&id) {
+                self.call_failed(call.what, true);
+            }
+        }
+        while let Some((_, id)) = self.parked.first().copied().filter(|p| p.0 <= now) {
+            self.parked.pop_first();
+            if matches!(self.tasks.get(&id).map(|t| &t.state), Some(State::Settle(..))) {
+                self.to_read.push_back(id);
+            }
+        }
+        for id in self.polls.ended(now) {
+            if let Some(task) = self.tasks.get_mut(&id) {
+                task.last_try = true;
+            }
+            self.rouse(id, out);
+        }
+        while let Some((_, id)) = self.deadlines.first().copied().filter(|d| d.0 <= now) {
+            self.deadlines.pop_first();
+            self.expired(id, out);
+        }
+        for id in core::mem::take(&mut self.dropped) {
+            self.finish(id, Err(Failure::StoreUnavailable { retry_after_ms: 0 }), out);
+        }
+        self.sweep(out);
+    }
+
+    /// A request's time is over: it is told what can be said now.
+    pub(super) fn expired(&mut self, id: TaskId, out: &mut Outputs) {
+        let Some(task) = self.tasks.get(&id) else { return };
+        let may_have_been = match &task.state {
+            State::Commit(pending) => pending.doubt || pending.under_way,
+            State::Settle(..) => true,
+            State::Read { .. } | State::Wait | State::Busy => false,
+        };
+        let retry_after_ms = self.breaker.retry_after_ms(self.now);
+        self.polls.remove(id);
+        let failure = match may_have_been {
+            true => Failure::OutcomeUnknown { retry_after_ms },
+            false => Failure::StoreUnavailable { retry_after_ms },
+        };
+        self.finish(id, Err(failure), out);
+    }
+
+    pub(super) fn sweep(&mut self, out: &mut Outputs) {
+        if self.now >= self.sweeps.next && self.sweeps.deadlines.is_none() {
+            let first = self.sweeps.last == 0 && !self.started;
+            self.sweeps.last = self.now;
+            // Replicas sweep out of step, by their seeds.
+            let pace = self.config.sweep_ms;
+            self.sweeps.next = self.now + if first { self.make.up_to(pace) } else { pace };
+            let op = Op::Deadlines(Box::default());
+            self.sweeps.deadlines = self.start_sweep(Origin::Deadlines, op, out);
+            if self.sweeps.names.is_none() {
+                self.sweeps.names = self.start_sweep(Origin::Names, Op::Names(Box::default()), out);
+            }
+            // A notification may have been lost.
+            for id in self.polls.scouts() {
+                self.rouse(id, out);
+            }
+        }
+        if self.config.scrub_ms > 0 && self.now >= self.sweeps.scrub_next && self.sweeps.scrub.is_none() {
+            self.sweeps.scrub_next = self.now + self.config.scrub_ms;
+            let op = Op::Scrub(Box::new(job::Scrub::page(self.sweeps.cursor.clone())));
+            self.sweeps.scrub = self.start_sweep(Origin::Scrub, op, out);
+        }
+        if !self.repairs.is_empty() && self.sweeps.repair.is_none() {
+            let ids = core::mem::take(&mut self.repairs);
+            let op = Op::Scrub(Box::new(job::Scrub::jobs(ids)));
+            self.sweeps.repair = self.start_sweep(Origin::Repair, op, out);
+        }
+    }
+
+    /// Starts a sweep; remembers it only if it is not over at once.
+    pub(super) fn start_sweep(&mut self, origin: Origin, op: Op, out: &mut Outputs) -> Option<TaskId> {
+        let id = self.start(origin, op, 0, out);
+        self.tasks.contains_key(&id).then_some(id)
+    }
+}
