@@ -465,7 +465,9 @@ impl Oracle {
             }
             (AttemptEnd::TimedOut, Retrying | Dead) => {
                 let deadline = before.deadline();
-                if deadline.is_none_or(|d| d > clock) {
+                // Where the clock has gone back, a deadline that had come when the lease was read may lie
+                // ahead again: the attempt is over either way, since its lease is due.
+                if deadline.is_none_or(|d| d > clock && !self.clock_back) {
                     return broken(
                         Promise::ForwardOnly,
                         format!("job {job} timed out before its deadline {deadline:?}"),
