@@ -45,21 +45,26 @@ impl Beat {
         }
         Ok(Beat { asked, stage: Stage::Begin })
     }
+
+    /// The history, which can be long, is read only when the attempt has to be ended.
+    fn look(&self, history: bool) -> Next {
+        let id = self.asked.held.job;
+        let mut records = vec![keys::job(id), keys::lease(id), keys::progress(id)];
+        if history {
+            records.push(keys::history(id));
+        }
+        Next::Read(Read { records, members: vec![(keys::LEASES, keys::member(id))], ..Read::default() })
+    }
 }
 
 impl Operation for Beat {
     fn start(&mut self, _: &mut Cx<'_>) -> Next {
         self.stage = Stage::Begin;
-        let id = self.asked.held.job;
-        Next::Read(Read {
-            records: vec![keys::job(id), keys::lease(id), keys::progress(id), keys::history(id)],
-            members: vec![(keys::LEASES, keys::member(id))],
-            ..Read::default()
-        })
+        self.look(false)
     }
 
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
-        let [main, lease, reported, history] = &*snapshot.records else {
+        let [main, lease, reported, history @ ..] = &*snapshot.records else {
             return Next::fail(Failure::UnknownJob);
         };
         let held = &self.asked.held;
@@ -80,6 +85,7 @@ impl Operation for Beat {
         let mine = lease::progress_of(reported, granted.version).map(|(p, _)| p);
         let heard = lease::heard(reported, &granted);
         if lease::deadline(&job, granted.at, heard).is_some_and(|d| clock >= d) {
+            let Some(history) = history.first() else { return self.look(true) };
             let history = decode_record::<History>(history).ok().flatten().map(|(_, h)| h).unwrap_or_default();
             // A report of progress that came in between moves the deadline.
             let mut guards = vec![Guard::At(keys::lease(id), granted.version), as_read(keys::progress(id), reported)];

@@ -56,9 +56,21 @@ enum Stage {
     /// Records that did not fit into the take's answer.
     Rest(Vec<(usize, Part)>),
     /// The second commit: which item each of its transactions is for, and the lease's new end.
-    Exceptions(Vec<(usize, Option<Clock>)>),
+    Exceptions(Vec<(usize, Fix)>),
     /// Nobody is there any more to take the jobs.
     Undo,
+}
+
+/// What a transaction of the second commit does about one job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fix {
+    /// Its lease ends at this clock; it is handed out.
+    Ends(Clock),
+    /// It is not handed out.
+    Lost,
+    Quarantined,
+    Expired,
+    PutBack,
 }
 
 /// Which record of a job is read.
@@ -298,6 +310,7 @@ impl Claim {
     fn fetch(&mut self, cx: &mut Cx<'_>) -> Next {
         let mut wanted = Vec::new();
         let mut records = Vec::new();
+        let mut planned = self.bytes;
         for (at, item) in self.items.iter().enumerate() {
             let missing = |r: &Option<Record>| r.as_ref().is_none_or(Record::is_unread);
             if missing(&item.job) {
@@ -306,9 +319,13 @@ impl Claim {
                 records.push(keys::lease(item.id));
                 wanted.push((at, Part::Lease));
             }
-            if missing(&item.payload) && self.bytes < limits::CLAIM_BYTES {
-                records.push(keys::payload(item.id));
-                wanted.push((at, Part::Payload));
+            if missing(&item.payload) {
+                let len = payload_len(item);
+                if planned == 0 || planned.saturating_add(len) <= limits::CLAIM_BYTES {
+                    planned = planned.saturating_add(len);
+                    records.push(keys::payload(item.id));
+                    wanted.push((at, Part::Payload));
+                }
             }
         }
         if wanted.is_empty() {
@@ -342,12 +359,12 @@ impl Claim {
         let mut drafts = Vec::new();
         let mut of = Vec::new();
         for at in 0..self.items.len() {
-            let Some((found, ends)) = self.exception(at, cx) else { continue };
+            let Some((found, fix)) = self.exception(at, cx) else { continue };
             let Some(item) = self.items.get_mut(at) else { continue };
-            item.out |= ends.is_none();
+            item.out |= !matches!(fix, Fix::Ends(_));
             for draft in found {
                 drafts.push(draft);
-                of.push((at, ends));
+                of.push((at, fix));
             }
         }
         if drafts.is_empty() {
@@ -358,9 +375,8 @@ impl Claim {
         Next::Commit(Plan::new(drafts))
     }
 
-    /// What must be done about one job taken before it may be handed out: transactions, and the new
-    /// end of its lease if it is handed out.
-    fn exception(&self, at: usize, cx: &mut Cx<'_>) -> Option<(Vec<Draft>, Option<Clock>)> {
+    /// What must be done about one job taken before it may be handed out.
+    fn exception(&self, at: usize, cx: &mut Cx<'_>) -> Option<(Vec<Draft>, Fix)> {
         let item = self.items.get(at)?;
         let (queue, class, length_ms) = self.sources.get(item.source)?;
         let home = Home { tenant: &self.asked.tenant, queue, class: *class };
@@ -370,18 +386,14 @@ impl Claim {
         let (version, job) = match decode_record::<Job>(record) {
             Ok(Some(found)) => found,
             Ok(None) => {
-                cx.stats.lost += 1;
-                cx.mark(Mark::JobLost);
-                return Some((vec![moves::lost(id, Some(home), &[], vec![held])], None));
+                return Some((vec![moves::lost(id, Some(home), &[], vec![held])], Fix::Lost));
             }
             Err(Undecodable::Newer) => {
                 cx.mark(Mark::NewerFormat);
-                return Some((vec![put_back(id, home, item.score, held)], None));
+                return Some((vec![put_back(id, home, item.score, held)], Fix::PutBack));
             }
             Err(Undecodable::Corrupt) => {
-                cx.stats.quarantined += 1;
-                cx.mark(Mark::JobQuarantined);
-                return Some((vec![moves::quarantine(id, Some(home), record, vec![held])], None));
+                return Some((vec![moves::quarantine(id, Some(home), record, vec![held])], Fix::Quarantined));
             }
         };
         let granted = lease::Granted {
@@ -403,11 +415,12 @@ impl Claim {
         };
         if payload_gone {
             // no-ghosts: never run with an empty payload.
-            cx.stats.lost += 1;
-            cx.mark(Mark::JobLost);
             let mut leave = moves::leave_running(id, home);
             leave.push(home.event(Kind::Lost, id, None, Some("payload")));
-            return Some((self.end(id, &job, version, &granted, Status::Dead, Some("lost"), held, leave, cx), None));
+            return Some((
+                self.end(id, &job, version, &granted, Status::Dead, Some("lost"), held, leave, cx),
+                Fix::Lost,
+            ));
         }
         // Until its first attempt ends the record is as it was put when this life began.
         let born = record.at().unwrap_or(job.born);
@@ -417,9 +430,8 @@ impl Claim {
                 .queue_ttl_ms
                 .is_some_and(|ttl| self.granted_at >= born.saturating_add(ttl.saturating_mul(limits::MILLI)));
         if expired {
-            cx.stats.expired += 1;
             let leave = moves::leave_running(id, home);
-            return Some((self.end(id, &job, version, &granted, Status::Expired, None, held, leave, cx), None));
+            return Some((self.end(id, &job, version, &granted, Status::Expired, None, held, leave, cx), Fix::Expired));
         }
         let default = self.granted_at.saturating_add(length_ms.saturating_mul(limits::MILLI));
         let own = self.granted_at.saturating_add(lease::length(&granted.lease, &job));
@@ -436,7 +448,7 @@ impl Claim {
             add(keys::LEASES, &keys::member(id), ScoreAt::Number(ends)),
             moves::put(keys::progress(id), cx.make.version(), codec::encode(&marker), Expiry::Never),
         ];
-        Some((vec![Draft::new(guards, writes)], Some(ends)))
+        Some((vec![Draft::new(guards, writes)], Fix::Ends(ends)))
     }
 
     #[expect(clippy::too_many_arguments)]
@@ -470,7 +482,7 @@ impl Claim {
         cx.mark(Mark::ClaimUndone);
         self.stage = Stage::Undo;
         let mut drafts = Vec::new();
-        for item in &self.items {
+        for item in self.items.iter().filter(|i| !i.out) {
             let Some((queue, class, _)) = self.sources.get(item.source) else { continue };
             let home = Home { tenant: &self.asked.tenant, queue, class: *class };
             let held = Guard::At(keys::lease(item.id), self.nonce);
@@ -491,6 +503,10 @@ impl Claim {
     }
 
     fn reply(&mut self, cx: &mut Cx<'_>) -> Next {
+        if cx.orphan && self.asked.claim_id.is_none() {
+            // The asker left while the second commit was under way.
+            return self.undo(cx);
+        }
         let mut jobs = Vec::new();
         for item in self.items.iter().filter(|i| !i.out) {
             let Some((queue, class, length_ms)) = self.sources.get(item.source) else { continue };
@@ -524,6 +540,31 @@ impl Claim {
         cx.stats.claims += 1;
         cx.stats.claimed += jobs.len() as u64;
         Next::ok(Response::Claimed(jobs))
+    }
+}
+
+/// What was met is counted once it has been dealt with.
+fn count(fix: Fix, cx: &mut Cx<'_>) {
+    match fix {
+        Fix::Lost => {
+            cx.stats.lost += 1;
+            cx.mark(Mark::JobLost);
+        }
+        Fix::Quarantined => {
+            cx.stats.quarantined += 1;
+            cx.mark(Mark::JobQuarantined);
+        }
+        Fix::Expired => cx.stats.expired += 1,
+        Fix::Ends(_) | Fix::PutBack => {}
+    }
+}
+
+/// Bytes of a payload that has not been read.
+fn payload_len(item: &Member) -> usize {
+    match (&item.payload, &item.job) {
+        (Some(Record::Present { len, .. }), _) => *len,
+        (_, Some(job)) => decode_record::<Job>(job).ok().flatten().map_or(0, |(_, j)| j.payload_len as usize),
+        _ => 0,
     }
 }
 
@@ -583,19 +624,22 @@ impl Operation for Claim {
     fn answered(&mut self, clock: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
         match core::mem::replace(&mut self.stage, Stage::Take) {
             Stage::Exceptions(of) => {
-                let mut done: Vec<Option<(bool, Option<Clock>)>> = vec![None; self.items.len()];
-                for ((at, ends), answer) in of.into_iter().zip(&answers) {
+                let mut done: Vec<Option<(bool, Fix)>> = vec![None; self.items.len()];
+                for ((at, fix), answer) in of.into_iter().zip(&answers) {
                     let Some(slot) = done.get_mut(at) else { continue };
                     let applied = matches!(answer, Answer::Applied { .. });
-                    *slot = Some((slot.is_some_and(|s| s.0) || applied, ends));
+                    *slot = Some((slot.is_some_and(|s| s.0) || applied, fix));
+                    if applied {
+                        count(fix, cx);
+                    }
                 }
-                if done.iter().flatten().any(|(applied, ends)| !applied && ends.is_some()) {
+                if done.iter().flatten().any(|(applied, fix)| !applied && matches!(fix, Fix::Ends(_))) {
                     // The lease is gone, or a repeat of this claim was quicker: what stands, counts.
                     self.stage = Stage::Receipt;
                     return Next::Read(Read { records: vec![self.receipt()], ..Read::default() });
                 }
                 for (item, done) in self.items.iter_mut().zip(done) {
-                    if let Some((_, Some(ends))) = done {
+                    if let Some((_, Fix::Ends(ends))) = done {
                         item.lease_ends = ends;
                     }
                 }

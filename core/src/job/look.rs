@@ -122,6 +122,10 @@ impl Operation for Look {
         let Some(main) = snapshot.records.first() else { return Next::fail(Failure::UnknownJob) };
         let job = match job_of(main, &self.tenant) {
             Ok((_, job)) => job,
+            // Deleted since the key was looked at: the submit is to be sent again.
+            Err(Failure::UnknownJob) if self.what == What::Existing => {
+                return Next::fail(Failure::Contended { retry_after_ms: 100 });
+            }
             Err(failure) => return Next::fail(failure),
         };
         let second = snapshot.records.get(1).unwrap_or(&Record::Absent);
@@ -149,7 +153,7 @@ impl Operation for Look {
         let (status, place) = match stands {
             Some((status, place)) => (status, Some(place)),
             None => {
-                cx.repairs.push(self.id);
+                cx.repairs.insert(self.id);
                 (derived(&job, lease.is_some(), snapshot.clock), None)
             }
         };

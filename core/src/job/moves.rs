@@ -96,6 +96,8 @@ pub(crate) fn leave_waiting(id: JobId, home: Home<'_>) -> Vec<Write> {
     let member = keys::member(id);
     let mut writes: Vec<Write> = Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)).collect();
     writes.extend([keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)));
+    // What an evicted lease left behind would stand in the way of the next.
+    writes.push(Write::Delete(keys::progress(id)));
     writes
 }
 
@@ -211,9 +213,6 @@ pub(crate) fn lost(id: JobId, home: Option<Home<'_>>, met_in: &[Name], mut guard
     if let Some(home) = home {
         writes.extend(Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)));
         writes.push(home.event(Kind::Lost, id, None, None));
-    } else {
-        let event = Event { kind: Kind::Lost, job: id, queue: String::new(), class: None, worker: None, reason: None };
-        writes.push(Write::Append { log: keys::audit("default"), bytes: Item::One(event).encode() });
     }
     Draft::new(guards, writes)
 }

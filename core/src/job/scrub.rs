@@ -94,8 +94,10 @@ impl Scrub {
             records.push(keys::job(*id));
             records.push(keys::lease(*id));
         }
+        // Idempotency keys before companions: of these it is enough that they are there.
+        self.keys.sort_by_key(|k| !k.starts_with(b"key/"));
         records.extend(self.keys.iter().cloned());
-        Next::Read(Read { records, ..Read::default() })
+        Next::Read(Read { records, max_bytes: PAGE_BYTES, ..Read::default() })
     }
 
     fn places(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) -> Next {
@@ -277,6 +279,8 @@ impl Scrub {
 
 /// Indexes of live jobs that a queue has.
 const LIVE_INDEXES: usize = Status::LIVE.len() * Class::ALL.len();
+/// Bytes of records that a page reads.
+const PAGE_BYTES: usize = 2 * 1024 * 1024;
 /// Members of one of them that a page looks at.
 const GHOSTS: usize = 20;
 

@@ -49,6 +49,14 @@ fn due_slice(index: Name, limit: usize, give: Vec<Name>) -> Slice {
     Slice { index, after: None, up_to: UpTo::Clock, limit, give }
 }
 
+/// A member whose record has vanished, and with it what would tell whose it was. It leaves the deadline
+/// indexes; whoever meets it in its status index knows its home, and tells and counts it as lost.
+fn vanished(id: JobId, mut guards: Vec<Guard>) -> Draft {
+    let member = keys::member(id);
+    guards.push(Guard::Absent(keys::job(id)));
+    Draft::new(guards, [keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)).into())
+}
+
 /// The next members whose time has not come: those tell when to look again.
 fn soon(index: Name, clock: Clock) -> Slice {
     let past = Name::from_static("\u{7f}");
@@ -73,6 +81,10 @@ impl Deadlines {
         let guards = vec![as_read(keys::lease(id), lease), due(keys::LEASES, id)];
         let home = granted.as_ref().map(|g| Home::from(&g.lease));
         match decode_record::<Job>(main) {
+            Ok(None) if home.is_none() => {
+                self.what.push(Did::Ghost);
+                Some(vec![vanished(id, guards)])
+            }
             Ok(None) => {
                 self.what.push(Did::Lost);
                 Some(vec![moves::lost(id, home, &[], guards)])
@@ -139,8 +151,8 @@ impl Deadlines {
                 Some(Draft::new(guards, writes))
             }
             Ok(None) => {
-                self.what.push(Did::Lost);
-                Some(moves::lost(id, None, &[], guards))
+                self.what.push(Did::Ghost);
+                Some(vanished(id, guards))
             }
             Err(Undecodable::Newer) => {
                 cx.mark(Mark::NewerFormat);
@@ -180,8 +192,8 @@ impl Deadlines {
                 Some(vec![Draft::new(guards, vec![remove(keys::TTL, &entry.member)])])
             }
             Ok(None) => {
-                self.what.push(Did::Lost);
-                Some(vec![moves::lost(id, None, &[], guards)])
+                self.what.push(Did::Ghost);
+                Some(vec![vanished(id, guards)])
             }
             Err(Undecodable::Newer) => {
                 cx.mark(Mark::NewerFormat);
@@ -200,13 +212,14 @@ impl Operation for Deadlines {
         *self = Deadlines::default();
         Next::Read(Read {
             slices: vec![
+                // Leases last: after an outage a page of them may be spared and use up the answer's room.
+                due_slice(keys::DUE, limits::SWEEP_DUE, vec![keys::JOB, keys::LEASE]),
+                due_slice(keys::TTL, limits::SWEEP_TTL, vec![keys::JOB, keys::LEASE]),
                 due_slice(
                     keys::LEASES,
                     limits::SWEEP_LEASES,
                     vec![keys::JOB, keys::LEASE, keys::PROGRESS, keys::HISTORY],
                 ),
-                due_slice(keys::DUE, limits::SWEEP_DUE, vec![keys::JOB, keys::LEASE]),
-                due_slice(keys::TTL, limits::SWEEP_TTL, vec![keys::JOB, keys::LEASE]),
                 soon(keys::LEASES, cx.clock),
                 soon(keys::DUE, cx.clock),
                 soon(keys::TTL, cx.clock),
@@ -217,7 +230,7 @@ impl Operation for Deadlines {
 
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
         let clock = snapshot.clock;
-        let [leases, due, ttl, heads @ ..] = &*snapshot.slices else { return Next::ok(Response::Ready) };
+        let [due, ttl, leases, heads @ ..] = &*snapshot.slices else { return Next::ok(Response::Ready) };
         let mut drafts = Vec::new();
         for entry in leases.iter().filter(|e| readable(e)) {
             drafts.extend(self.lapse(entry, clock, cx).into_iter().flatten());
@@ -321,6 +334,7 @@ impl Operation for Names {
             if self.queues.is_empty() {
                 return Next::ok(Response::Ready);
             }
+            self.more = self.queues.len() >= limits::SWEEP_NAMES;
             return Next::Read(read);
         }
         let mut counts = snapshot.counts.into_iter();

@@ -14,6 +14,8 @@ use crate::job;
 use crate::limits;
 use crate::store::{Commit, Read};
 
+/// Reads passed over while one is put together.
+const ASIDE: usize = 64;
 /// Terminal indexes trimmed along with one commit.
 const TRIMS: usize = 8;
 
@@ -85,6 +87,7 @@ impl Replica {
     fn send_read(&mut self, out: &mut Outputs) -> bool {
         let mut merged = Read::default();
         let mut parts: Vec<(TaskId, Shape)> = Vec::new();
+        let mut aside = Vec::new();
         while parts.len() < limits::READ_TASKS {
             let Some(id) = self.to_read.pop_front() else { break };
             let Some(task) = self.tasks.get(&id) else { continue };
@@ -109,8 +112,12 @@ impl Replica {
             let special = shape.scan || read.max_bytes != limits::READ_BYTES;
             let clash = shape.log && merged.log.is_some() || shape.scan && merged.scan.is_some();
             if !parts.is_empty() && (alone || special || clash) {
-                self.to_read.push_front(id);
-                break;
+                // It steps aside; what comes after it may still fit.
+                aside.push(id);
+                if aside.len() >= ASIDE {
+                    break;
+                }
+                continue;
             }
             merged.records.extend(read.records.iter().cloned());
             merged.slices.extend(read.slices.iter().cloned());
@@ -129,6 +136,9 @@ impl Replica {
             if alone || special {
                 break;
             }
+        }
+        for id in aside.into_iter().rev() {
+            self.to_read.push_front(id);
         }
         if parts.is_empty() {
             return false;

@@ -6,6 +6,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
+use core::ops::Bound;
 
 use super::Now;
 use super::task::TaskId;
@@ -54,11 +55,19 @@ impl Polls {
         self.topics.get(topic).map(|w| w.iter().map(|w| w.1).collect()).unwrap_or_default()
     }
 
-    /// The first waiter of every topic: asked again once in a while, since a notification may be
-    /// lost.
-    pub fn scouts(&self) -> Vec<TaskId> {
-        let scouts: BTreeSet<TaskId> = self.topics.values().filter_map(|w| w.first()).map(|w| w.1).collect();
-        scouts.into_iter().collect()
+    /// The first waiters of the next `n` topics after one: asked again once in a while, since a
+    /// notification may be lost. And the last of these topics, unless it was the last of all.
+    pub fn scouts(&self, after: Option<&Name>, n: usize) -> (Vec<TaskId>, Option<Name>) {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut scouts = BTreeSet::new();
+        let mut last = None;
+        let mut topics = self.topics.range::<Name, _>((from, Bound::Unbounded));
+        for (topic, waiters) in topics.by_ref().take(n) {
+            scouts.extend(waiters.first().map(|w| w.1));
+            last = Some(topic.clone());
+        }
+        let more = topics.next().is_some();
+        (scouts.into_iter().collect(), last.filter(|_| more))
     }
 
     /// Those whose wait is over.

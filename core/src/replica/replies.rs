@@ -28,7 +28,7 @@ impl Replica {
             }
             (What::Commit { tasks, .. }, Err(StoreError::Full)) => {
                 // A store that says so works.
-                self.breaker.success(self.now);
+                self.recovered(self.clock.estimate(self.now));
                 for (task, _) in tasks {
                     self.refused_full(task, out);
                 }
@@ -42,6 +42,11 @@ impl Replica {
     /// The store answered at this clock.
     pub(super) fn heard(&mut self, clock: Clock) {
         self.clock.observe(clock, self.now);
+        self.recovered(clock);
+    }
+
+    /// If the store had not answered for a while, those who held leases before get time to renew.
+    fn recovered(&mut self, clock: Clock) {
         let recovered = self.breaker.success(self.now);
         let outage_ms = if self.started {
             let Some(recovered) = recovered else { return };
@@ -53,7 +58,6 @@ impl Replica {
             self.started = true;
             limits::GRACE_MS
         };
-        // Living holders could not renew either: those who held a lease before get time to.
         self.spare_before = clock;
         let spare = outage_ms.min(limits::GRACE_MS) * limits::MILLI;
         self.spare_until = self.spare_until.max(clock.saturating_add(spare));
@@ -66,7 +70,8 @@ impl Replica {
         let mut slices = snapshot.slices.into_iter();
         let mut counts = snapshot.counts.into_iter();
         let mut members = snapshot.members.into_iter();
-        for (id, shape) in parts {
+        let mut again = Vec::new();
+        for (at, (id, shape)) in parts.into_iter().enumerate() {
             let part = Snapshot {
                 clock,
                 records: records.by_ref().take(shape.records).collect(),
@@ -79,11 +84,13 @@ impl Replica {
             let unread = part.records.iter().any(Record::is_unread)
                 || part.slices.iter().flatten().any(|e| e.records.iter().any(Record::is_unread));
             match self.tasks.get_mut(&id).map(|t| &mut t.state) {
-                // Others used up the answer's room: again, alone.
-                Some(State::Read { alone, .. }) if merged && unread => {
+                // It was first and still did not fit: again, alone.
+                Some(State::Read { alone, .. }) if merged && unread && at == 0 => {
                     *alone = true;
-                    self.to_read.push_front(id);
+                    again.push(id);
                 }
+                // Others used up the answer's room: again. The first of each round gets what it asked for.
+                Some(State::Read { .. } | State::Settle(..)) if merged && unread => again.push(id),
                 Some(State::Read { .. }) => self.act(id, out, |op, cx| op.read(part, cx)),
                 Some(State::Settle(pending, evidence)) => {
                     let verdict = evidence.judge(part.records.first().unwrap_or(&Record::Absent));
@@ -92,6 +99,9 @@ impl Replica {
                 }
                 _ => {}
             }
+        }
+        for id in again.into_iter().rev() {
+            self.to_read.push_front(id);
         }
     }
 
@@ -163,12 +173,7 @@ impl Replica {
                 self.act(id, out, |op, cx| op.answered(clock, answers, cx));
             }
         }
-        // Readers of the audit log wait here, since the store notifies of queues only.
-        for log in woken {
-            for id in self.polls.all(&log) {
-                self.rouse(id, out);
-            }
-        }
+        self.stirred.extend(woken.into_iter().filter(|log| self.polls.first(log).is_some()));
     }
 
     /// The evidence is to be read that tells whether the commit was applied.

@@ -62,7 +62,7 @@ impl Replica {
         // One request is always let in, however small the mailbox or large the batch.
         let full = self.in_work() > 0 && self.in_work() + n > self.config.mailbox * share
             || self.bytes > 0 && self.bytes + weight > self.config.mailbox_bytes * share
-            || self.polls.len() >= limits::POLLS && matches!(request, Request::Claim(_) | Request::Events { .. });
+            || self.polling >= limits::POLLS && matches!(request, Request::Claim(_) | Request::Events { .. });
         if full {
             self.marks.push(Mark::MailboxFull);
             self.stats.refused_mailbox += 1;
@@ -107,6 +107,7 @@ impl Replica {
             self.deadlines.insert((deadline, id));
         }
         self.bytes += weight;
+        self.polling += usize::from(wait_ms > 0);
         let mut task = Task {
             origin,
             op,

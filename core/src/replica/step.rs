@@ -40,6 +40,10 @@ pub struct Replica {
     pub(super) polls: Polls,
     /// Topics notified while a poll was under way and nobody waited.
     pub(super) missed: BTreeSet<Name>,
+    /// Long polls, waiting or trying.
+    pub(super) polling: usize,
+    /// Logs that were appended to since their readers were last roused.
+    pub(super) stirred: BTreeSet<Name>,
     /// Sweeps whose read failed.
     pub(super) dropped: Vec<TaskId>,
     pub(super) bytes: usize,
@@ -52,7 +56,7 @@ pub struct Replica {
 
     pub(super) queues: Queues,
     pub(super) trims: BTreeMap<Name, usize>,
-    pub(super) repairs: Vec<JobId>,
+    pub(super) repairs: BTreeSet<JobId>,
     pub(super) marks: Vec<Mark>,
     pub(super) sweeps: Sweeps,
     pub(super) started: bool,
@@ -181,11 +185,17 @@ pub(super) struct Sweeps {
     pub(super) scrub: Option<TaskId>,
     pub(super) repair: Option<TaskId>,
     pub(super) scrub_next: Now,
+    pub(super) scouts_next: Now,
+    /// The last topic that was scouted.
+    pub(super) scouted: Option<Name>,
+    pub(super) readers_next: Now,
     pub(super) cursor: Cursor,
 }
 
 /// Sweeps come no closer together than this.
 pub(super) const SWEEP_GAP_MS: u64 = 50;
+/// Waiting readers of a log are roused no more often than this.
+pub(super) const READERS_GAP_MS: u64 = 50;
 
 impl Replica {
     /// A replica that has just started; its first act will be a read. Two replicas, or two starts
@@ -207,6 +217,8 @@ impl Replica {
             parked: BTreeSet::new(),
             polls: Polls::default(),
             missed: BTreeSet::new(),
+            polling: 0,
+            stirred: BTreeSet::new(),
             dropped: Vec::new(),
             bytes: 0,
             to_read: VecDeque::new(),
@@ -215,7 +227,7 @@ impl Replica {
             next_call: 0,
             queues: Queues::default(),
             trims: BTreeMap::new(),
-            repairs: Vec::new(),
+            repairs: BTreeSet::new(),
             marks: Vec::new(),
             sweeps: Sweeps { scrub_next: config.scrub_ms, ..Sweeps::default() },
             started: false,
@@ -249,11 +261,13 @@ impl Replica {
         let waiting = !self.to_read.is_empty() || self.to_commit.iter().any(|q| !q.is_empty());
         let sweep = self.sweeps.deadlines.is_none().then_some(self.sweeps.next);
         let scrub = (self.config.scrub_ms > 0 && self.sweeps.scrub.is_none()).then_some(self.sweeps.scrub_next);
+        let scouts = (self.polls.len() > 0).then_some(self.sweeps.scouts_next);
+        let readers = (!self.stirred.is_empty()).then_some(self.sweeps.readers_next);
         let hold = waiting.then(|| self.breaker.next(self.now)).flatten();
         let timeout = self.calls.values().map(|c| c.sent + limits::STORE_TIMEOUT_MS).min();
         let deadline = self.deadlines.first().map(|d| d.0);
         let parked = self.parked.first().map(|p| p.0);
-        [sweep, scrub, hold, timeout, deadline, parked, self.polls.next()].into_iter().flatten().min()
+        [sweep, scrub, scouts, readers, hold, timeout, deadline, parked, self.polls.next()].into_iter().flatten().min()
     }
 
     pub fn stats(&self) -> Stats {
@@ -265,7 +279,7 @@ impl Replica {
     }
 
     pub(super) fn in_work(&self) -> usize {
-        self.tasks.len().saturating_sub(self.polls.len())
+        self.tasks.len().saturating_sub(self.polling)
     }
 
     pub(super) fn run(&mut self, task: &mut Task, f: impl FnOnce(&mut Op, &mut Cx<'_>) -> Next) -> Next {
@@ -359,7 +373,8 @@ impl Replica {
         let task = self.tasks.remove(&id)?;
         self.deadlines.remove(&(task.deadline, id));
         self.bytes = self.bytes.saturating_sub(task.weight);
-        if self.tasks.len() == self.polls.len() {
+        self.polling -= usize::from(task.poll_end.is_some());
+        if self.polling <= self.polls.len() {
             // No poll is on its way: nothing can have been missed.
             self.missed.clear();
         }

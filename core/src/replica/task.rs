@@ -1,6 +1,6 @@
 //! What an operation is to the replica: reads, decides, commits, settles.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -169,7 +169,7 @@ pub(crate) struct Cx<'a> {
     /// Terminal indexes to be trimmed with the next commit, and by how many.
     pub trims: &'a mut BTreeMap<Name, usize>,
     /// Jobs met in no index.
-    pub repairs: &'a mut Vec<JobId>,
+    pub repairs: &'a mut BTreeSet<JobId>,
     /// Leases granted before this clock …
     pub spare_before: Clock,
     /// … are not reclaimed before this one.

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use super::step::{Origin, Replica, SWEEP_GAP_MS, State};
+use super::step::{Origin, READERS_GAP_MS, Replica, SWEEP_GAP_MS, State};
 use super::task::{Operation as _, TaskId};
 use super::{Outputs, StoreId};
 use crate::failure::Failure;
@@ -11,6 +11,11 @@ use crate::job::{self, Op};
 use crate::limits;
 use crate::name::Name;
 use crate::store::keys;
+
+/// Jobs mended at once.
+const REPAIRS: usize = 100;
+/// Topics whose first waiter asks again at one tick.
+const SCOUTS: usize = 200;
 
 impl Replica {
     pub(super) fn notified(&mut self, topic: &Name, out: &mut Outputs) {
@@ -24,7 +29,8 @@ impl Replica {
     pub(super) fn wake(&mut self, topic: &Name, out: &mut Outputs) {
         match self.polls.first(topic) {
             Some(id) => self.rouse(id, out),
-            None if self.tasks.len() > self.polls.len() => {
+            // Remembered only for a poll that is on its way and may have looked too early.
+            None if self.polling > self.polls.len() && topic.starts_with(b"q/") => {
                 self.missed.insert(topic.clone());
             }
             None => {}
@@ -98,9 +104,24 @@ impl Replica {
             if self.sweeps.names.is_none() {
                 self.sweeps.names = self.start_sweep(Origin::Names, Op::Names(Box::default()), out);
             }
+        }
+        if self.now >= self.sweeps.scouts_next {
+            self.sweeps.scouts_next = self.now + self.config.sweep_ms;
             // A notification may have been lost.
-            for id in self.polls.scouts() {
+            let (scouts, last) = self.polls.scouts(self.sweeps.scouted.as_ref(), SCOUTS);
+            self.sweeps.scouted = last;
+            for id in scouts {
                 self.rouse(id, out);
+            }
+        }
+        // Readers of the audit log wait here, since the store notifies of queues only. They are roused
+        // together and not at every commit.
+        if self.now >= self.sweeps.readers_next && !self.stirred.is_empty() {
+            self.sweeps.readers_next = self.now + READERS_GAP_MS;
+            for log in core::mem::take(&mut self.stirred) {
+                for id in self.polls.all(&log) {
+                    self.rouse(id, out);
+                }
             }
         }
         if self.config.scrub_ms > 0 && self.now >= self.sweeps.scrub_next && self.sweeps.scrub.is_none() {
@@ -109,7 +130,8 @@ impl Replica {
             self.sweeps.scrub = self.start_sweep(Origin::Scrub, op, out);
         }
         if !self.repairs.is_empty() && self.sweeps.repair.is_none() {
-            let ids = core::mem::take(&mut self.repairs);
+            let ids: Vec<_> = self.repairs.iter().copied().take(REPAIRS).collect();
+            self.repairs.retain(|id| !ids.contains(id));
             let op = Op::Scrub(Box::new(job::Scrub::jobs(ids)));
             self.sweeps.repair = self.start_sweep(Origin::Repair, op, out);
         }
