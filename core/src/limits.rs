@@ -107,7 +107,7 @@ pub const NAME_IDLE: u64 = MINUTE;
 pub const GRACE_MS: u64 = 10_000;
 /// Jobs that one call of purge ends or deletes.
 pub const PURGE: usize = 500;
-/// Queues in one answer.
+/// Names of queues read at once.
 pub const QUEUES: usize = 1_000;
 
 // --- the replica ----------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 //! Listing jobs by queue and status, in pages.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::format;
 use alloc::string::{String, ToString as _};
 use alloc::vec;
@@ -23,6 +23,9 @@ pub(crate) struct List {
     stage: Stage,
     /// Queue, status and class still to be looked through, in order.
     rest: VecDeque<Spot>,
+    /// Queues whose indexes have not been counted yet, in order.
+    queues: VecDeque<String>,
+    names: Names,
     found: Vec<JobView>,
 }
 
@@ -51,7 +54,14 @@ impl List {
         if let Some(cursor) = &asked.cursor {
             parse(cursor).ok_or(Failure::BadCursor)?;
         }
-        Ok(List { asked, stage: Stage::Names, rest: VecDeque::new(), found: Vec::new() })
+        Ok(List {
+            asked,
+            stage: Stage::Names,
+            rest: VecDeque::new(),
+            queues: VecDeque::new(),
+            names: Names::default(),
+            found: Vec::new(),
+        })
     }
 
     fn spots(&self, queues: Vec<String>) -> VecDeque<Spot> {
@@ -81,8 +91,13 @@ impl List {
     /// Which of the indexes have anything in them: most are empty.
     fn counts(&mut self) -> Next {
         self.stage = Stage::Counts;
-        if self.rest.is_empty() {
-            return self.done(None);
+        while self.rest.is_empty() {
+            if self.queues.is_empty() {
+                return self.done(None);
+            }
+            let n = self.queues.len().min(COUNTED);
+            let queues = self.queues.drain(..n).collect();
+            self.rest = self.spots(queues);
         }
         let counts = self.rest.iter().map(|s| (self.index(s), Span::All)).collect();
         Next::Read(Read { counts, ..Read::default() })
@@ -90,7 +105,7 @@ impl List {
 
     fn page(&mut self) -> Next {
         self.stage = Stage::Page;
-        let Some(spot) = self.rest.front() else { return self.done(None) };
+        let Some(spot) = self.rest.front() else { return self.counts() };
         let slice = Slice {
             index: self.index(spot),
             after: spot.after.clone(),
@@ -112,12 +127,15 @@ impl Operation for List {
         self.found.clear();
         match &self.asked.queue {
             Some(queue) => {
-                self.rest = self.spots(vec![queue.clone()]);
+                self.rest.clear();
+                self.queues = VecDeque::from([queue.clone()]);
                 self.counts()
             }
             None => {
                 self.stage = Stage::Names;
-                Next::Read(all_names())
+                self.rest.clear();
+                self.names = Names::default();
+                Next::Read(self.names.page())
             }
         }
     }
@@ -125,7 +143,10 @@ impl Operation for List {
     fn read(&mut self, snapshot: Snapshot, _: &mut Cx<'_>) -> Next {
         match self.stage {
             Stage::Names => {
-                self.rest = self.spots(names_of(&snapshot, &self.asked.tenant));
+                if self.names.more(&snapshot, &self.asked.tenant) {
+                    return Next::Read(self.names.page());
+                }
+                self.queues = core::mem::take(&mut self.names).found.into_iter().collect();
                 self.counts()
             }
             Stage::Counts => {
@@ -180,24 +201,38 @@ impl Operation for List {
     }
 }
 
-/// Every queue's name.
-pub(crate) fn all_names() -> Read {
-    let slice = Slice { index: keys::NAMES, after: None, up_to: UpTo::End, limit: limits::QUEUES, give: Vec::new() };
-    Read { slices: vec![slice], ..Read::default() }
+/// Queues whose indexes are counted in one read.
+const COUNTED: usize = 20;
+
+/// A walk over the names of all queues, which are kept together for all tenants. A name only ever moves
+/// ahead in it: one that does so during the walk is met again, and none is missed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Names {
+    after: Option<(Score, Name)>,
+    /// The tenant's, in order of name.
+    pub found: BTreeSet<String>,
 }
 
-/// The tenant's queues in a slice of names, in order of name.
-pub(crate) fn names_of(snapshot: &Snapshot, tenant: &str) -> Vec<String> {
-    let mut names: Vec<String> = snapshot
-        .slices
-        .iter()
-        .flatten()
-        .filter_map(|e| keys::queue_of(&e.member))
-        .filter(|(t, _)| t == tenant)
-        .map(|(_, queue)| queue)
-        .collect();
-    names.sort();
-    names
+impl Names {
+    pub fn page(&self) -> Read {
+        let slice = Slice {
+            index: keys::NAMES,
+            after: self.after.clone(),
+            up_to: UpTo::End,
+            limit: limits::QUEUES,
+            give: Vec::new(),
+        };
+        Read { slices: vec![slice], ..Read::default() }
+    }
+
+    /// Takes in a page; whether there is another.
+    pub fn more(&mut self, snapshot: &Snapshot, tenant: &str) -> bool {
+        let entries = snapshot.slices.first().map(Vec::as_slice).unwrap_or_default();
+        let queues = entries.iter().filter_map(|e| keys::queue_of(&e.member));
+        self.found.extend(queues.filter(|(t, _)| t == tenant).map(|(_, queue)| queue));
+        self.after = entries.last().map(|e| (e.score, e.member.clone()));
+        entries.len() >= limits::QUEUES
+    }
 }
 
 /// A cursor as text: queue in hexadecimal, status, class, score, member.

@@ -8,7 +8,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::check;
-use super::list::{all_names, names_of};
+use super::list::Names;
 use super::look::head;
 use super::moves::{Home, put};
 use super::operate;
@@ -84,6 +84,7 @@ pub(crate) struct Queues {
     rest: VecDeque<String>,
     page: Vec<String>,
     found: Vec<QueueView>,
+    names: Names,
     named: bool,
 }
 
@@ -92,7 +93,15 @@ const PAGE: usize = 20;
 
 impl Queues {
     pub fn all(tenant: String) -> Queues {
-        Queues { tenant, one: None, rest: VecDeque::new(), page: Vec::new(), found: Vec::new(), named: false }
+        Queues {
+            tenant,
+            one: None,
+            rest: VecDeque::new(),
+            page: Vec::new(),
+            found: Vec::new(),
+            names: Names::default(),
+            named: false,
+        }
     }
 
     pub fn one(tenant: String, queue: String) -> Result<Queues, Failure> {
@@ -119,14 +128,20 @@ impl Operation for Queues {
                 self.rest = VecDeque::from([queue.clone()]);
                 self.next()
             }
-            None => Next::Read(all_names()),
+            None => {
+                self.names = Names::default();
+                Next::Read(self.names.page())
+            }
         }
     }
 
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
         if !self.named {
+            if self.names.more(&snapshot, &self.tenant) {
+                return Next::Read(self.names.page());
+            }
             self.named = true;
-            self.rest = names_of(&snapshot, &self.tenant).into();
+            self.rest = core::mem::take(&mut self.names).found.into_iter().collect();
             return self.next();
         }
         let found = views(snapshot, &self.page, cx);
