@@ -177,6 +177,8 @@ pub struct Oracle {
     clock_back: bool,
     damaged: bool,
     pub(crate) rewound: bool,
+    /// Receipts of claims that the store lost: with them went the evidence of what was applied.
+    receipts_lost: std::collections::BTreeSet<Name>,
     checks: u64,
 }
 
@@ -194,6 +196,7 @@ impl Oracle {
             clock_back: false,
             damaged: false,
             rewound: false,
+            receipts_lost: std::collections::BTreeSet::new(),
             checks: 0,
         }
     }
@@ -299,12 +302,25 @@ impl Oracle {
         // The model cannot undo across a loss.
         self.ring.clear();
         match damage {
+            Damage::Record(key) if key.starts_with(b"claim/") => {
+                self.lose_record(&key, None);
+                self.receipts_lost.insert(key);
+            }
             Damage::Record(key) => self.lose_record(&key, None),
             Damage::Corrupt(key) => {
                 let now = model.records(&key).next().map(|(_, s)| s.clone());
                 self.lose_record(&key, now.as_ref());
             }
             Damage::Entry(index, member) => self.lose_entry(&index, &member),
+        }
+    }
+
+    /// Whether the evidence of what a claim took may have been evicted.
+    fn receipt_lost(&self, request: &Request) -> bool {
+        let Request::Claim(claim) = request else { return false };
+        match &claim.claim_id {
+            Some(id) => self.receipts_lost.contains(&leasehold_core::store::keys::receipt(&claim.tenant, id)),
+            None => self.receipts_lost.iter().any(|key| key.starts_with(b"claim//")),
         }
     }
 

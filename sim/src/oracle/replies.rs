@@ -77,6 +77,7 @@ impl Oracle {
             && !renews
             && !disturbed
             && !self.rewound
+            && !self.receipt_lost(request)
         {
             return lied(w, request, outcome, "said not to be applied, but it was");
         }
