@@ -13,31 +13,103 @@ use crate::store::{Clock, Version};
 /// The one shard of this release. Ids carry it and are checked against it.
 pub const SHARD: u8 = 0;
 
-/// A ULID: 48 bits of the store's milliseconds, 8 bits of shard, 72 random bits, written as 26
-/// characters of Crockford's base 32. Ids made by one replica strictly increase.
+/// A ULID: 48 bits of the store's milliseconds, 8 bits of shard, one that tells groups from jobs, 71
+/// random bits, written as 26 characters of Crockford's base 32. Ids made by one replica strictly
+/// increase. A child of a group is written as the group's id, `-`, and its index in seven digits, so that
+/// the order of the text is the order of the children.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct JobId(u128);
 
+/// Names a group. Its last [`CHILD_BITS`] are zero: there its children have their index plus one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub struct GroupId(u128);
+
 const RANDOM_BITS: u32 = 72;
-const RANDOM_MASK: u128 = (1 << RANDOM_BITS) - 1;
+const KIND: u128 = 1 << 71;
+const RANDOM_MASK: u128 = KIND - 1;
 const TIME_MS_MAX: u64 = (1 << 48) - 1;
+const CHILD_BITS: u32 = 24;
+const CHILD_MASK: u128 = (1 << CHILD_BITS) - 1;
+/// The largest index that seven digits can write.
+const CHILD_MAX: u32 = 9_999_999;
+
+fn at(ms: u64, kind: u128, random: u128) -> u128 {
+    let ms = u128::from(ms.min(TIME_MS_MAX));
+    (ms << 80) | (u128::from(SHARD) << RANDOM_BITS) | kind | (random & RANDOM_MASK)
+}
+
+fn of_this_shard(id: u128) -> bool {
+    ((id >> RANDOM_BITS) as u8) == SHARD
+}
+
+fn ulid(text: &str) -> Result<u128, BadId> {
+    let id = Ulid::from_string(text).map_err(|_| BadId)?.0;
+    // Only the canonical spelling is an id: another spelling would name other keys.
+    let mut buf = [0; ulid::ULID_LEN];
+    let canonical = Ulid(id).array_to_str(&mut buf);
+    (canonical == text && of_this_shard(id)).then_some(id).ok_or(BadId)
+}
+
+/// An id's text without an allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct IdText {
+    bytes: [u8; ulid::ULID_LEN + 8],
+    len: usize,
+}
+
+impl core::ops::Deref for IdText {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl IdText {
+    fn new(id: u128, index: Option<u32>) -> IdText {
+        let mut bytes = [b'-'; ulid::ULID_LEN + 8];
+        let mut buf = [0; ulid::ULID_LEN];
+        Ulid(id).array_to_str(&mut buf);
+        for (to, from) in bytes.iter_mut().zip(buf) {
+            *to = from;
+        }
+        let Some(mut index) = index else { return IdText { bytes, len: ulid::ULID_LEN } };
+        for digit in bytes.iter_mut().rev().take(7) {
+            *digit = b'0' + (index % 10) as u8;
+            index /= 10;
+        }
+        IdText { bytes, len: bytes.len() }
+    }
+}
 
 impl JobId {
-    fn new(ms: u64, random: u128) -> Self {
-        let ms = u128::from(ms.min(TIME_MS_MAX));
-        JobId((ms << 80) | (u128::from(SHARD) << RANDOM_BITS) | (random & RANDOM_MASK))
-    }
-
     /// When the id was made, by the maker's view of the store's clock, in milliseconds.
     pub fn ms(self) -> u64 {
         (self.0 >> 80) as u64
     }
 
-    /// The id's 26 characters without an allocation.
-    pub fn text(self) -> [u8; ulid::ULID_LEN] {
-        let mut buf = [0; ulid::ULID_LEN];
-        Ulid(self.0).array_to_str(&mut buf);
-        buf
+    /// The group that the job is a child of, and its index there, from 0.
+    pub fn child_of(self) -> Option<(GroupId, u32)> {
+        let index = (self.0 & CHILD_MASK) as u32;
+        (self.0 & KIND != 0 && index > 0).then(|| (GroupId(self.0 & !CHILD_MASK), index - 1))
+    }
+
+    pub fn text(self) -> IdText {
+        match self.child_of() {
+            Some((group, index)) => IdText::new(group.0, Some(index)),
+            None => IdText::new(self.0, None),
+        }
+    }
+}
+
+impl GroupId {
+    pub fn text(self) -> IdText {
+        IdText::new(self.0, None)
+    }
+
+    /// The child with that index, which is below [`limits::CHILDREN_MAX`](crate::limits::CHILDREN_MAX).
+    pub fn child(self, index: u32) -> JobId {
+        JobId(self.0 | u128::from(index.min(CHILD_MAX) + 1))
     }
 }
 
@@ -53,6 +125,18 @@ impl fmt::Debug for JobId {
     }
 }
 
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(core::str::from_utf8(&self.text()).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// The text is not an id of this shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadId;
@@ -60,13 +144,25 @@ pub struct BadId;
 impl FromStr for JobId {
     type Err = BadId;
 
-    /// Only the canonical spelling is an id: another spelling would name other keys.
     fn from_str(s: &str) -> Result<Self, BadId> {
-        let id = JobId(Ulid::from_string(s).map_err(|_| BadId)?.0);
-        if id.text() != s.as_bytes() || ((id.0 >> RANDOM_BITS) as u8) != SHARD {
+        let Some((group, index)) = s.split_once('-') else {
+            let id = ulid(s)?;
+            return (id & KIND == 0).then_some(JobId(id)).ok_or(BadId);
+        };
+        if index.len() != 7 || !index.bytes().all(|b| b.is_ascii_digit()) {
             return Err(BadId);
         }
-        Ok(id)
+        let index = index.parse().map_err(|_| BadId)?;
+        Ok(group.parse::<GroupId>()?.child(index))
+    }
+}
+
+impl FromStr for GroupId {
+    type Err = BadId;
+
+    fn from_str(s: &str) -> Result<Self, BadId> {
+        let id = ulid(s)?;
+        (id & KIND != 0 && id & CHILD_MASK == 0).then_some(GroupId(id)).ok_or(BadId)
     }
 }
 
@@ -75,27 +171,40 @@ impl FromStr for JobId {
 pub struct Maker {
     rng: rand_chacha::ChaCha8Rng,
     last: JobId,
+    last_group: GroupId,
 }
 
 impl Maker {
     pub fn new(seed: [u8; 32]) -> Self {
         use rand_core::SeedableRng as _;
-        Maker { rng: rand_chacha::ChaCha8Rng::from_seed(seed), last: JobId(0) }
+        Maker { rng: rand_chacha::ChaCha8Rng::from_seed(seed), last: JobId(0), last_group: GroupId(0) }
     }
 
     /// An id above every earlier one of this maker, also if the clock went back.
     pub fn job_id(&mut self, clock: Clock) -> JobId {
+        self.last = JobId(self.next(clock, self.last.0, 0, 1));
+        self.last
+    }
+
+    /// As [`Maker::job_id`], for a group.
+    pub fn group_id(&mut self, clock: Clock) -> GroupId {
+        self.last_group = GroupId(self.next(clock, self.last_group.0, KIND, 1 << CHILD_BITS));
+        self.last_group
+    }
+
+    /// A fresh id of that kind, a multiple of `unit`, above `last`.
+    fn next(&mut self, clock: Clock, last: u128, kind: u128, unit: u128) -> u128 {
         let random = (u128::from(self.rng.next_u64()) << 64) | u128::from(self.rng.next_u64());
-        let fresh = JobId::new(clock / 1_000, random);
-        let id = if fresh.ms() > self.last.ms() {
+        let random = random & !(unit - 1);
+        let fresh = at(clock / 1_000, kind, random);
+        let last_ms = (last >> 80) as u64;
+        if clock / 1_000 > last_ms {
             fresh
-        } else if self.last.0 & RANDOM_MASK == RANDOM_MASK {
-            JobId::new(self.last.ms() + 1, random)
+        } else if (last & RANDOM_MASK) + unit > RANDOM_MASK {
+            at(last_ms + 1, kind, random)
         } else {
-            JobId(self.last.0 + 1)
-        };
-        self.last = id;
-        id
+            last + unit
+        }
     }
 
     /// A fresh nonce, never zero.
@@ -158,6 +267,34 @@ impl fmt::Debug for Token {
 mod tests {
     use super::*;
     use alloc::string::ToString as _;
+
+    #[test]
+    fn children_are_told_from_jobs_and_sort_by_index() {
+        let mut maker = Maker::new([9; 32]);
+        for _ in 0..1_000 {
+            let (job, group) = (maker.job_id(77_000), maker.group_id(77_000));
+            assert_eq!(job.child_of(), None);
+            assert_eq!(group.to_string().parse(), Ok(group));
+            assert_eq!(group.to_string().parse::<JobId>(), Err(BadId));
+            assert_eq!(job.to_string().parse::<GroupId>(), Err(BadId));
+            let mut last = None;
+            for index in [0, 1, 2, 10, 99, 100_000, CHILD_MAX] {
+                let child = group.child(index);
+                assert_eq!(child.child_of(), Some((group, index)));
+                assert_eq!(child.to_string(), alloc::format!("{group}-{index:07}"));
+                assert_eq!(child.to_string().parse(), Ok(child));
+                assert!(last < Some(child.to_string()));
+                last = Some(child.to_string());
+            }
+        }
+        let group = maker.group_id(1);
+        for bad in ["", "-", "-0000001", "x-0000001"] {
+            assert_eq!(bad.parse::<JobId>(), Err(BadId));
+        }
+        for index in ["1", "+000001", "00000001", "000000x", ""] {
+            assert_eq!(alloc::format!("{group}-{index}").parse::<JobId>(), Err(BadId), "{index}");
+        }
+    }
 
     #[test]
     fn ids_increase_and_read_back() {

@@ -42,6 +42,8 @@ pub const LIST_MAX: usize = 1_000;
 pub const ATTEMPTS_MAX: u32 = 1_000;
 /// Deliveries a policy may allow.
 pub const DELIVERIES_MAX: u32 = 10_000;
+/// Children of one group.
+pub const CHILDREN_MAX: u32 = 1_000_000;
 /// Durations that a client may name: leases.
 pub const LEASE_MS_MIN: u64 = 100;
 pub const LEASE_MS_MAX: u64 = 24 * 3_600_000;
