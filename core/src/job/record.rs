@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 
 use crate::codec::{self, Undecodable};
-use crate::ids::Token;
+use crate::ids::{GroupId, JobId, Token};
 use crate::limits;
 use crate::opaque::{Content, Form, Opaque};
 use crate::store::{Clock, Version};
@@ -311,10 +311,26 @@ pub struct ProgressRecord {
     pub value: Vec<u8>,
 }
 
+/// Whom an idempotency key names: jobs and groups share one key space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Owner {
+    Job(JobId),
+    Group(GroupId),
+}
+
+impl Owner {
+    pub fn job(self) -> Option<JobId> {
+        match self {
+            Owner::Job(id) => Some(id),
+            Owner::Group(_) => None,
+        }
+    }
+}
+
 /// The record `key/{tenant}/{key}`; bound while it is there.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KeyRecord {
-    pub job: crate::ids::JobId,
+    pub owner: Owner,
     pub fingerprint: u128,
 }
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use super::lease::Granted;
 use super::look::derived;
 use super::moves::{self, Home, add, as_read, remove};
-use super::record::{Class, Job, KeyRecord, Status};
+use super::record::{Class, Job, KeyRecord, Owner, Status};
 use crate::codec::Undecodable;
 use crate::event::Kind;
 use crate::ids::JobId;
@@ -143,16 +143,18 @@ impl Scrub {
         let mut gone = Vec::new();
         for (key, record) in self.keys.iter().zip(rest) {
             let Some(version) = record.version() else { continue };
-            let job = match decode_record::<KeyRecord>(record) {
-                Ok(Some((_, bound))) if key.starts_with(b"key/") => Some(bound.job),
-                _ => id_in(key),
+            let owner = match decode_record::<KeyRecord>(record) {
+                Ok(Some((_, bound))) if key.starts_with(b"key/") => Some(bound.owner),
+                _ => id_in(key).map(Owner::Job),
             };
-            if let Some(job) = job.filter(|id| !known.contains(id)) {
-                gone.push((key.clone(), version, job));
+            match owner {
+                Some(Owner::Job(job)) if known.contains(&job) => {}
+                Some(owner) => gone.push((key.clone(), version, keys::owner(owner))),
+                None => {}
             }
         }
-        for (key, version, job) in gone {
-            let guards = vec![Guard::Absent(keys::job(job)), Guard::At(key.clone(), version)];
+        for (key, version, owner) in gone {
+            let guards = vec![Guard::Absent(owner), Guard::At(key.clone(), version)];
             self.draft(Draft::new(guards, vec![Write::Delete(key)]), Mark::GhostRemoved);
         }
         if self.found.is_empty() {

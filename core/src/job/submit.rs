@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use super::look::Look;
 use super::moves::{Home, add, put};
-use super::record::{Job, KeyRecord, Policy, Status, Trail, encode_content};
+use super::record::{Job, KeyRecord, Owner, Policy, Status, Trail, encode_content};
 use super::view::view;
 use super::{Op, check};
 use crate::codec;
@@ -28,8 +28,8 @@ pub(crate) struct Submit {
     stage: Stage,
     /// Set once the job's record has been made.
     made: Option<(JobId, Job)>,
-    /// The vanished job whose key is taken over: its id, what stands at its record, the key's version.
-    over: Option<(JobId, Record, Version)>,
+    /// The vanished owner whose key is taken over: its record's key, what stands there, the key's version.
+    over: Option<(Name, Record, Version)>,
 }
 
 #[derive(Clone, Debug)]
@@ -141,11 +141,11 @@ impl Submit {
             match &self.over {
                 None => guards.push(Guard::Absent(name.clone())),
                 Some((old, found, version)) => {
-                    guards.push(super::moves::as_read(keys::job(*old), found));
+                    guards.push(super::moves::as_read(old.clone(), found));
                     guards.push(Guard::At(name.clone(), *version));
                 }
             }
-            let record = KeyRecord { job: id, fingerprint: self.fingerprint() };
+            let record = KeyRecord { owner: Owner::Job(id), fingerprint: self.fingerprint() };
             writes.push(put(name, own, codec::encode(&record), Expiry::Never));
         }
         match score {
@@ -218,9 +218,9 @@ impl Operation for Submit {
             Stage::Clock | Stage::Sent => self.commit(cx),
             Stage::Key => match decode_record::<KeyRecord>(&records.next().unwrap_or(Record::Absent)) {
                 Ok(Some((version, key))) => {
-                    let job = keys::job(key.job);
+                    let owner = keys::owner(key.owner);
                     self.stage = Stage::Bound(key, version);
-                    read_one(job)
+                    read_one(owner)
                 }
                 // Freed meanwhile.
                 Ok(None) => self.start(cx),
@@ -229,22 +229,26 @@ impl Operation for Submit {
             Stage::Bound(key, version) => {
                 let (key, version) = (key.clone(), *version);
                 let record = records.next().unwrap_or(Record::Absent);
-                let there = match decode_record::<Job>(&record) {
-                    Ok(Some((_, job))) => !job.deleted,
-                    Ok(None) => false,
-                    Err(_) => return Next::fail(Failure::Quarantined),
-                };
-                if there {
-                    if key.fingerprint != self.fingerprint() {
-                        return Next::fail(Failure::KeyReused);
-                    }
-                    cx.stats.submits_repeated += 1;
-                    return Next::Become(Op::Look(Box::new(Look::existing(self.asked.tenant.clone(), key.job))));
+                match key.owner {
+                    // Jobs and groups share one key space.
+                    Owner::Group(_) if !record.is_absent() => return Next::fail(Failure::KeyReused),
+                    Owner::Group(_) => {}
+                    Owner::Job(job) => match decode_record::<Job>(&record) {
+                        Ok(Some((_, found))) if !found.deleted => {
+                            if key.fingerprint != self.fingerprint() {
+                                return Next::fail(Failure::KeyReused);
+                            }
+                            cx.stats.submits_repeated += 1;
+                            return Next::Become(Op::Look(Box::new(Look::existing(self.asked.tenant.clone(), job))));
+                        }
+                        Ok(_) => {}
+                        Err(_) => return Next::fail(Failure::Quarantined),
+                    },
                 }
                 // acked-never-lost does not cover a record that the store lost; the key must not
                 // stay bound to it for ever.
                 cx.mark(Mark::KeyTakenOver);
-                self.over = Some((key.job, record, version));
+                self.over = Some((keys::owner(key.owner), record, version));
                 self.commit(cx)
             }
         }

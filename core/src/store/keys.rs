@@ -6,8 +6,8 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::ids::JobId;
-use crate::job::record::{Class, Status};
+use crate::ids::{GroupId, JobId};
+use crate::job::record::{Class, Owner, Status};
 use crate::name::Name;
 
 pub const JOB: Name = Name::from_static("job/");
@@ -16,6 +16,7 @@ pub const PAYLOAD: Name = Name::from_static("payload/");
 pub const RESULT: Name = Name::from_static("result/");
 pub const LEASE: Name = Name::from_static("lease/");
 pub const PROGRESS: Name = Name::from_static("progress/");
+pub const GROUP: Name = Name::from_static("group/");
 
 /// Index: job @ end of its lease.
 pub const LEASES: Name = Name::from_static("leases");
@@ -59,6 +60,19 @@ pub fn lease(id: JobId) -> Name {
 }
 pub fn progress(id: JobId) -> Name {
     of(&PROGRESS, id)
+}
+
+/// Record: a group's main record.
+pub fn group(id: GroupId) -> Name {
+    GROUP.join(&id.text())
+}
+
+/// The main record of whom an idempotency key names.
+pub fn owner(owner: Owner) -> Name {
+    match owner {
+        Owner::Job(id) => job(id),
+        Owner::Group(id) => group(id),
+    }
 }
 
 /// `prefix/part/part…`, every part percent-encoded.

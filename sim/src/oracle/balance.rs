@@ -1,6 +1,6 @@
 //! books-balance: each unexpired record stands in exactly the indexes that its state implies.
 
-use leasehold_core::job::record::{Job, Status};
+use leasehold_core::job::record::{Job, Owner, Status};
 use leasehold_core::store::model::Model;
 use leasehold_core::store::{Clock, keys};
 use leasehold_core::{JobId, Name};
@@ -112,7 +112,7 @@ impl Oracle {
             .record
             .as_ref()
             .filter(|r| r.lives(clock) && r.version == *version)
-            .filter(|r| r.value.as_ref().is_some_and(|v| v.job == job));
+            .filter(|r| r.value.as_ref().is_some_and(|v| v.owner == Owner::Job(job)));
         match (end, mine) {
             (None, None) => wrong(format!("its key {key} is not bound to it")),
             (None, Some(record)) if record.expiry.is_some() => wrong("a live job's key expires"),

@@ -18,7 +18,7 @@ pub(crate) struct KeyFact {
 
 impl KeyFact {
     pub fn note(&mut self, change: u64) {
-        let named = self.record.as_ref().and_then(|r| Some(r.value.as_ref()?.job));
+        let named = self.record.as_ref().and_then(|r| r.value.as_ref()?.owner.job());
         self.moments.push((change, named));
     }
 
@@ -65,16 +65,17 @@ impl Oracle {
         let Some(old) = before.filter(|b| b.lives(clock)).and_then(|b| b.value.as_ref()) else { return Ok(()) };
         let new = fact.record.as_ref().and_then(|r| r.value.as_ref());
         // Still there, if maybe with an end of its own.
-        if new.is_some_and(|n| n.job == old.job) {
+        if new.is_some_and(|n| n.owner == old.owner) {
             return Ok(());
         }
-        let Some(track) = self.jobs.get(&old.job) else { return Ok(()) };
+        let Some(job) = old.owner.job() else { return Ok(()) };
+        let Some(track) = self.jobs.get(&job) else { return Ok(()) };
         if track.excused || fact.damaged {
             return Ok(());
         }
         // Facts are already those after the transaction.
-        let Some(job) = track.facts.job(clock) else { return Ok(()) };
-        let freed = match &job.end {
+        let Some(main) = track.facts.job(clock) else { return Ok(()) };
+        let freed = match &main.end {
             None => false,
             Some(end) => {
                 let by_end = end.status != leasehold_core::job::record::Status::Succeeded;
@@ -87,7 +88,7 @@ impl Oracle {
         }
         broken(
             Promise::OneKeyOneJob,
-            format!("{name} was bound to {} ({}) and now names {new:?}", old.job, track.facts.describe(clock)),
+            format!("{name} was bound to {} ({}) and now names {new:?}", job, track.facts.describe(clock)),
         )
     }
 

@@ -381,7 +381,7 @@ impl Oracle {
     /// Whether a record is a quarantined job's, and so kept for an operator to look at.
     pub fn is_quarantined(&self, key: &Name) -> bool {
         let job = key.as_str().and_then(|k| k.rsplit('/').next()?.parse().ok());
-        let job = job.or_else(|| Some(self.keys.get(key)?.record.as_ref()?.value.as_ref()?.job));
+        let job = job.or_else(|| self.keys.get(key)?.record.as_ref()?.value.as_ref()?.owner.job());
         job.and_then(|job| self.jobs.get(&job)).is_some_and(|t| t.facts.quarantined)
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use leasehold_core::codec;
-use leasehold_core::job::record::{AttemptEnd, AttemptRecord, Class, History, Job, KeyRecord, Lease, Status};
+use leasehold_core::job::record::{AttemptEnd, AttemptRecord, Class, History, Job, KeyRecord, Lease, Owner, Status};
 use leasehold_core::request::{Leased, Start, Submit};
 use leasehold_core::store::{
     Commit, Each, Expiry, SCORE_MAX, ScoreAt, Source, Store as _, Take, Txn, Value, Version, Write, keys,
@@ -173,7 +173,7 @@ fn books_balance_objects_to_a_dropped_entry() {
 fn one_key_one_job_objects_to_a_second_binding() {
     let (mut s, leased) = running();
     let other = s.create(0, &job("two")).unwrap();
-    let record = KeyRecord { job: other, fingerprint: 1 };
+    let record = KeyRecord { owner: Owner::Job(other), fingerprint: 1 };
     assert_eq!(forge(&mut s, vec![put(keys::key(TENANT, "K"), &record)]), Some(Promise::OneKeyOneJob));
     let _ = leased;
 }
