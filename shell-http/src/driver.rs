@@ -17,6 +17,7 @@ use leasehold_core::{
 };
 use tokio::sync::oneshot;
 
+use crate::metrics::{Calls, StoreWatch};
 use crate::store::{Event, StoreHandle};
 
 /// What a handler is told when the driver is gone: the request may have been applied.
@@ -92,7 +93,10 @@ impl Deliver {
 
 /// The way to the replica. Cheap to clone.
 #[derive(Clone)]
-pub struct Driver(Arc<Shared>);
+pub struct Driver {
+    shared: Arc<Shared>,
+    watch: Arc<StoreWatch>,
+}
 
 impl std::fmt::Debug for Driver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -124,10 +128,11 @@ where
 {
     let shared = Arc::new(Shared::default());
     let store = open(Deliver(shared.clone()))?;
-    let driver = Driver(shared.clone());
+    let watch = Arc::new(StoreWatch::new(store.folder()));
+    let driver = Driver { shared: shared.clone(), watch: watch.clone() };
     let thread = std::thread::Builder::new().name("leasehold-replica".into()).spawn(move || {
         let _close = CloseInbox(shared.clone());
-        Loop::new(config, seed, store, shared).run();
+        Loop::new(config, seed, store, shared, watch).run();
     })?;
     Ok(Running { driver, thread })
 }
@@ -146,7 +151,7 @@ impl Running {
 
     /// Ends the loop after what is waiting now, and closes the store. Blocks.
     pub fn stop(self) {
-        self.driver.0.push(|inbox| inbox.messages.push(Message::Stop));
+        self.driver.shared.push(|inbox| inbox.messages.push(Message::Stop));
         if self.thread.join().is_err() {
             tracing::error!("the replica's thread had panicked");
         }
@@ -170,18 +175,22 @@ impl Drop for CloseInbox {
 impl Driver {
     /// Asks the replica. If the returned future is dropped, the replica is told that nobody waits.
     pub async fn ask(&self, request: Request) -> Outcome {
-        let id = RequestId(self.0.next_id.fetch_add(1, Ordering::Relaxed));
+        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
-        let mut waiting = Waiting { shared: &self.0, id, answered: false };
-        self.0.push(|inbox| inbox.messages.push(Message::Ask { id, request, reply }));
+        let mut waiting = Waiting { shared: &self.shared, id, answered: false };
+        self.shared.push(|inbox| inbox.messages.push(Message::Ask { id, request, reply }));
         let outcome = answer.await;
         waiting.answered = true;
         outcome.unwrap_or(Err(GONE))
     }
 
+    pub fn store_watch(&self) -> &StoreWatch {
+        &self.watch
+    }
+
     pub async fn look(&self) -> Option<Look> {
         let (reply, answer) = oneshot::channel();
-        self.0.push(|inbox| inbox.messages.push(Message::Look(reply)));
+        self.shared.push(|inbox| inbox.messages.push(Message::Look(reply)));
         answer.await.ok()
     }
 }
@@ -208,13 +217,15 @@ struct Loop<S> {
     out: Outputs,
     waiting: HashMap<RequestId, oneshot::Sender<Outcome>>,
     marks: BTreeMap<Mark, u64>,
+    calls: Calls,
+    watch: Arc<StoreWatch>,
     /// Calls to the store that it would not take.
     refused: Vec<StoreId>,
     stop: bool,
 }
 
 impl<S: StoreHandle> Loop<S> {
-    fn new(config: Config, seed: [u8; 32], store: S, shared: Arc<Shared>) -> Self {
+    fn new(config: Config, seed: [u8; 32], store: S, shared: Arc<Shared>, watch: Arc<StoreWatch>) -> Self {
         Loop {
             replica: Replica::new(config, seed),
             store,
@@ -223,6 +234,8 @@ impl<S: StoreHandle> Loop<S> {
             out: Outputs::new(),
             waiting: HashMap::new(),
             marks: BTreeMap::new(),
+            calls: Calls::default(),
+            watch,
             refused: Vec::new(),
             stop: false,
         }
@@ -245,14 +258,19 @@ impl<S: StoreHandle> Loop<S> {
                 self.message(message);
             }
             for event in events.drain(..) {
-                self.step(match event {
-                    Event::Reply { id, reply } => Input::StoreReply { id, reply },
+                let input = match event {
+                    Event::Reply { id, reply } => {
+                        self.calls.over(id, true, &self.watch);
+                        Input::StoreReply { id, reply }
+                    }
                     Event::Notified(topic) => Input::Notified { topic },
                     Event::Damaged(key) => {
+                        self.watch.damaged.fetch_add(1, Ordering::Relaxed);
                         tracing::error!(%key, "what is stored under this key is not what was written there");
                         continue;
                     }
-                });
+                };
+                self.step(input);
             }
             for id in std::mem::take(&mut self.refused) {
                 self.step(Input::StoreReply { id, reply: Err(StoreError::Unavailable) });
@@ -318,7 +336,9 @@ impl<S: StoreHandle> Loop<S> {
         for output in self.out.drain(..) {
             match output {
                 Output::Store { id, op } => {
+                    self.calls.sent(id, &op, &self.watch);
                     if !self.store.send(id, op) {
+                        self.calls.over(id, false, &self.watch);
                         self.refused.push(id);
                     }
                 }

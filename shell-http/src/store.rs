@@ -1,5 +1,6 @@
 //! The stores that the driver can run on, by their address.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,6 +19,8 @@ pub trait StoreHandle: Send + 'static {
     fn send(&self, id: StoreId, op: StoreOp) -> bool;
     /// Why the store works no more, if so.
     fn poisoned(&self) -> Option<String>;
+    /// Where it keeps its files, if it has any.
+    fn folder(&self) -> Option<PathBuf>;
     /// Finishes what was sent and makes it durable.
     fn close(self);
 }
@@ -56,7 +59,7 @@ impl std::fmt::Display for Address {
 /// Any of the stores.
 #[derive(Debug)]
 pub enum AnyStore {
-    Disk(leasehold_disk::Handle),
+    Disk { handle: leasehold_disk::Handle, folder: PathBuf },
     Memory(Memory),
 }
 
@@ -66,7 +69,8 @@ impl AnyStore {
             Address::Disk(path) => {
                 let store = DiskStore::open(path, Options::default())
                     .map_err(|e| std::io::Error::other(format!("the store in `{path}` cannot be opened: {e}")))?;
-                Ok(AnyStore::Disk(leasehold_disk::spawn(store, move |events| deliver.deliver(events))))
+                let handle = leasehold_disk::spawn(store, move |events| deliver.deliver(events));
+                Ok(AnyStore::Disk { handle, folder: path.into() })
             }
             Address::Memory => Ok(AnyStore::Memory(Memory::new(deliver))),
         }
@@ -76,21 +80,28 @@ impl AnyStore {
 impl StoreHandle for AnyStore {
     fn send(&self, id: StoreId, op: StoreOp) -> bool {
         match self {
-            AnyStore::Disk(handle) => handle.send(id, op),
+            AnyStore::Disk { handle, .. } => handle.send(id, op),
             AnyStore::Memory(memory) => memory.send(id, op),
         }
     }
 
     fn poisoned(&self) -> Option<String> {
         match self {
-            AnyStore::Disk(handle) => handle.poisoned().map(str::to_owned),
+            AnyStore::Disk { handle, .. } => handle.poisoned().map(str::to_owned),
+            AnyStore::Memory(_) => None,
+        }
+    }
+
+    fn folder(&self) -> Option<PathBuf> {
+        match self {
+            AnyStore::Disk { folder, .. } => Some(folder.clone()),
             AnyStore::Memory(_) => None,
         }
     }
 
     fn close(self) {
         match self {
-            AnyStore::Disk(handle) => handle.close(),
+            AnyStore::Disk { handle, .. } => handle.close(),
             AnyStore::Memory(_) => {}
         }
     }

@@ -40,6 +40,7 @@ pub struct App {
     pub loopback_only: bool,
     pub budget: Budget,
     pub counters: Counters,
+    pub metrics: metrics::Cache,
     pub draining: AtomicBool,
     pub started: Instant,
 }
@@ -52,6 +53,7 @@ impl App {
             loopback_only,
             budget: Budget::new(BODIES),
             counters: Counters::new(),
+            metrics: metrics::Cache::default(),
             draining: AtomicBool::new(false),
             started: Instant::now(),
         }
