@@ -524,6 +524,7 @@ impl Claim {
                 0 => self.granted_at.saturating_add(length_ms.saturating_mul(limits::MILLI)),
                 ends => ends,
             };
+            cx.stats.waited.count(self.granted_at.saturating_sub(item.score));
             jobs.push(Leased {
                 id: item.id,
                 token: Token { at: self.granted_at, nonce: self.nonce },

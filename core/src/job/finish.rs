@@ -91,7 +91,12 @@ impl Finish {
         }
     }
 
-    fn count(&self, cx: &mut Cx<'_>) {
+    fn count(&self, clock: Clock, cx: &mut Cx<'_>) {
+        if !matches!(self.how, How::Release(_))
+            && let Some(token) = self.held().token
+        {
+            cx.stats.ran.count(clock.saturating_sub(token.at));
+        }
         match (&self.how, &self.decided) {
             (How::Complete(_), _) => cx.stats.completed += 1,
             (How::Fail(_), _) => cx.stats.failed += 1,
@@ -184,8 +189,8 @@ impl Operation for Finish {
         if applied(&answers) { self.settled(clock, cx) } else { self.start(cx) }
     }
 
-    fn settled(&mut self, _: Clock, cx: &mut Cx<'_>) -> Next {
-        self.count(cx);
+    fn settled(&mut self, clock: Clock, cx: &mut Cx<'_>) -> Next {
+        self.count(clock, cx);
         match self.decided.take() {
             Some(response) => Next::ok(response),
             None => Next::fail(Failure::OutcomeUnknown { retry_after_ms: 1_000 }),

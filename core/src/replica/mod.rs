@@ -189,10 +189,52 @@ pub struct Stats {
     pub refused_full: u64,
     /// Requests refused because the mailbox was full.
     pub refused_mailbox: u64,
+    /// How long jobs had been due when they were handed out.
+    pub waited: Durations,
+    /// How long attempts ran that their workers completed or failed.
+    pub ran: Durations,
     /// Gauges.
     pub in_work: u64,
     pub polls: u64,
     pub breaker_open: bool,
     pub newer_format: bool,
     pub draining: bool,
+}
+
+/// Times by the store's clock, counted by their length.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Durations {
+    /// Those up to each of [`Durations::ENDS`] and past the one before it; last those above all.
+    pub counts: [u64; Durations::ENDS.len() + 1],
+    /// All together, microseconds.
+    pub sum: u64,
+}
+
+impl Durations {
+    /// Microseconds.
+    pub const ENDS: [u64; 12] = {
+        use crate::limits::{MILLI, MINUTE, SECOND};
+        [
+            5 * MILLI,
+            25 * MILLI,
+            100 * MILLI,
+            500 * MILLI,
+            SECOND,
+            5 * SECOND,
+            15 * SECOND,
+            MINUTE,
+            10 * MINUTE,
+            60 * MINUTE,
+            360 * MINUTE,
+            1_440 * MINUTE,
+        ]
+    };
+
+    pub(crate) fn count(&mut self, micros: u64) {
+        let at = Self::ENDS.partition_point(|end| *end < micros);
+        if let Some(count) = self.counts.get_mut(at) {
+            *count += 1;
+            self.sum = self.sum.saturating_add(micros);
+        }
+    }
 }
