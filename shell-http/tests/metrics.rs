@@ -214,6 +214,8 @@ fn the_page_is_sound_and_true() {
     assert_eq!(jobs("we\\ird\"} 1 {", "queued"), Some(1.0));
     assert_eq!((jobs("other", "queued"), page.one("leasehold_queues_omitted")), (Some(1.0), 1.0));
     assert_eq!(page.one("leasehold_jobs_submitted_total"), 3.0);
+    assert_eq!((page.one("leasehold_queue_wait_seconds_count"), page.one("leasehold_run_seconds_count")), (1.0, 1.0));
+    assert!(page.one("leasehold_run_seconds_sum") > 0.0);
     assert!(page.one("leasehold_store_commit_seconds_count") >= 5.0);
     assert_eq!(page.one("leasehold_store_commit_seconds_count"), page.one("leasehold_store_commits_total"));
     assert!(page.one("leasehold_store_commit_bytes_sum") > 100.0);

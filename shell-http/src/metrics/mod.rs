@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use hyper::header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use leasehold_core::request::QueueView;
-use leasehold_core::{Request, Response as Answer, Stats};
+use leasehold_core::{Durations, Request, Response as Answer, Stats};
 use tokio::sync::Mutex;
 
 pub use http::Counters;
@@ -130,6 +130,14 @@ pub async fn page(app: &App) -> Response {
 fn write_look(page: &mut Page, look: &Look) {
     for (name, kind, help, value) in STATS {
         page.one(name, kind, help, value(&look.stats));
+    }
+    let (waited, ran) = (&look.stats.waited, &look.stats.ran);
+    for (name, help, found) in [
+        ("leasehold_queue_wait_seconds", "How long jobs had been due when they were handed out.", waited),
+        ("leasehold_run_seconds", "How long attempts ran, from lease to completion or failure.", ran),
+    ] {
+        page.begin(name, "histogram", help);
+        page.buckets(&[], &Durations::ENDS, 1e6, found.counts, found.sum);
     }
     page.begin("leasehold_marks_total", "counter", "Rare branches taken.");
     for (mark, count) in &look.marks {

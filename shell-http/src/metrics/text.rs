@@ -35,15 +35,28 @@ impl Page {
 
     /// The samples of one histogram of the metric begun last.
     pub fn histogram(&mut self, labels: &[(&str, &str)], histogram: &Histogram) {
-        let scale = histogram.shape.scale;
+        let counts = histogram.buckets.iter().map(|b| b.load(Relaxed));
+        self.buckets(labels, histogram.shape.ends, histogram.shape.scale, counts, histogram.sum.load(Relaxed));
+    }
+
+    /// A histogram from what was counted up to each end, and above the last.
+    pub fn buckets(
+        &mut self,
+        labels: &[(&str, &str)],
+        ends: &[u64],
+        scale: f64,
+        counts: impl IntoIterator<Item = u64>,
+        sum: u64,
+    ) {
+        let mut counts = counts.into_iter();
         let mut total = 0;
-        for (end, bucket) in histogram.shape.ends.iter().zip(&histogram.buckets) {
-            total += bucket.load(Relaxed);
+        for (end, count) in ends.iter().zip(&mut counts) {
+            total += count;
             self.part("_bucket", labels, Some(&format!("{}", *end as f64 / scale)), total);
         }
-        total += histogram.buckets.last().map_or(0, |b| b.load(Relaxed));
+        total += counts.sum::<u64>();
         self.part("_bucket", labels, Some("+Inf"), total);
-        self.part("_sum", labels, None, histogram.sum.load(Relaxed) as f64 / scale);
+        self.part("_sum", labels, None, sum as f64 / scale);
         self.part("_count", labels, None, total);
     }
 
