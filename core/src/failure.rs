@@ -12,6 +12,8 @@ pub enum Failure {
     UnknownJob,
     /// There is no such queue.
     UnknownQueue,
+    /// The idempotency key is not bound to anything.
+    UnknownKey,
     /// The cursor was not given out by this call.
     BadCursor,
     /// The idempotency key names a job with another body: use another key.
@@ -55,6 +57,7 @@ impl Failure {
             Failure::Invalid { .. } => "invalid_field",
             Failure::UnknownJob => "unknown_job",
             Failure::UnknownQueue => "unknown_queue",
+            Failure::UnknownKey => "unknown_key",
             Failure::BadCursor => "bad_cursor",
             Failure::KeyReused => "idempotency_key_reused",
             Failure::NoResult => "no_result",

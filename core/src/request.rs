@@ -88,6 +88,14 @@ pub enum Request {
         limit: usize,
         wait_ms: u64,
     },
+    /// A page of the check of the whole store; from the beginning without a cursor. With `repair`, what
+    /// can be derived is put right.
+    Audit {
+        cursor: Option<String>,
+        repair: bool,
+    },
+    /// What the store holds of one thing, as it stands there.
+    Inspect(Inspect),
     /// Proves that commits work.
     Ready,
     /// From now on: claims are refused, open polls are ended, all else goes on.
@@ -259,6 +267,8 @@ pub enum Response {
         events: Vec<EventView>,
         next: EventCursor,
     },
+    Audited(Audited),
+    Inspected(Inspected),
     Ready,
     Draining,
     Batch(Vec<Outcome>),
@@ -377,6 +387,68 @@ pub struct EventView {
     pub id: EventCursor,
     pub at: Clock,
     pub event: crate::event::Event,
+}
+
+/// What can be looked at as it stands in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inspect {
+    Job(JobId),
+    Queue {
+        tenant: String,
+        queue: String,
+    },
+    /// An idempotency key.
+    Key {
+        tenant: String,
+        key: String,
+    },
+}
+
+/// Records and index entries as they stand in the store, of one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inspected {
+    pub at: Clock,
+    pub records: Vec<RecordView>,
+    /// Index and score of each place.
+    pub places: Vec<(String, u64)>,
+    /// Index and number of members.
+    pub counts: Vec<(String, u64)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordView {
+    pub key: String,
+    pub version: u64,
+    /// When it was put.
+    pub at: Clock,
+    pub expires_at: Option<Clock>,
+    pub len: usize,
+    /// The fields, or why they cannot be shown. Payloads and results are not shown.
+    pub text: String,
+}
+
+/// A page of the audit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Audited {
+    pub at: Clock,
+    /// What was looked at on this page.
+    pub records: u64,
+    pub jobs: u64,
+    pub entries: u64,
+    /// Records that cannot be read, which is known: they are set aside.
+    pub quarantined: u64,
+    pub findings: Vec<Finding>,
+    /// `None`: this was the last page.
+    pub next: Option<String>,
+}
+
+/// Something that does not balance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// A job's id, a record's key or an index's name.
+    pub subject: String,
+    pub what: String,
+    pub repaired: bool,
 }
 
 /// Used by [`crate::event`] to unfold log entries.

@@ -68,6 +68,7 @@ pub fn of_failure(failure: &Failure) -> Row {
         }
         Failure::UnknownJob => row(S::NOT_FOUND, "No such job", "There is no job with this id, or no longer."),
         Failure::UnknownQueue => row(S::NOT_FOUND, "No such queue", "Nothing is known of a queue with this name."),
+        Failure::UnknownKey => row(S::NOT_FOUND, "No such key", "Nothing is bound to this idempotency key."),
         Failure::BadCursor => {
             row(S::UNPROCESSABLE_ENTITY, "Not a cursor", "Give the `next` of an earlier answer to the same question.")
         }

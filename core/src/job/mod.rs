@@ -16,14 +16,16 @@
 //! batches reads and commits of many, repeats what was lost, and settles what is unknown.
 //!
 //! Reading order: [`record`], `moves` (writes that transitions share), `submit`, `claim`, `lease`,
-//! `beat`, `finish`, `attempt`, `operate`, `sweep`, `scrub`, `look`, `list`, `queue`, `events`.
+//! `beat`, `finish`, `attempt`, `operate`, `sweep`, `scrub`, `audit`, `inspect`, `look`, `list`, `queue`, `events`.
 
 mod attempt;
+mod audit;
 mod beat;
 pub(crate) mod check;
 mod claim;
 mod events;
 mod finish;
+mod inspect;
 mod lease;
 mod list;
 mod look;
@@ -67,6 +69,8 @@ pub(crate) enum Op {
     Settings(Box<queue::Settings>),
     Purge(Box<queue::Purge>),
     Events(Box<Events>),
+    Audit(Box<audit::Audit>),
+    Inspect(Box<inspect::Inspect>),
     Ready(ready::Ready),
     Deadlines(Box<Deadlines>),
     Names(Box<Names>),
@@ -107,6 +111,8 @@ impl Op {
             Request::Events { tenant, after, limit, wait_ms } => {
                 Op::Events(Box::new(Events::new(tenant, after, limit, wait_ms)?))
             }
+            Request::Audit { cursor, repair } => Op::Audit(Box::new(audit::Audit::new(cursor, repair)?)),
+            Request::Inspect(what) => Op::Inspect(Box::new(inspect::Inspect::new(what)?)),
             Request::Ready => Op::Ready(ready::Ready::new(nonce)),
             Request::Drain | Request::Batch(_) => {
                 return Err(check::invalid("items", "must not be nested".into()));
@@ -127,6 +133,8 @@ impl Op {
             Op::Settings(op) => &mut **op,
             Op::Purge(op) => &mut **op,
             Op::Events(op) => &mut **op,
+            Op::Audit(op) => &mut **op,
+            Op::Inspect(op) => &mut **op,
             Op::Ready(op) => op,
             Op::Deadlines(op) => &mut **op,
             Op::Names(op) => &mut **op,

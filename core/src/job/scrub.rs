@@ -54,10 +54,10 @@ pub(crate) struct Scrub {
 }
 
 #[derive(Clone, Debug)]
-struct Found {
-    main: Record,
-    lease: Record,
-    job: Job,
+pub(super) struct Found {
+    pub main: Record,
+    pub lease: Record,
+    pub job: Job,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -292,8 +292,9 @@ fn live_index(tenant: &str, queue: &str, at: usize) -> Name {
     Home { tenant, queue, class }.index(status)
 }
 
-/// The transactions that put back what one job lacks.
-fn mend_job(id: JobId, found: &Found, places: &[Option<Place>], clock: Clock, drafts: &mut Vec<Draft>) {
+/// The transactions that put back what one job lacks. `places`: in the nine status indexes, then in
+/// `leases`, `due`, `ttl` and `names`.
+pub(super) fn mend_job(id: JobId, found: &Found, places: &[Option<Place>], clock: Clock, drafts: &mut Vec<Draft>) {
     let Found { main, lease, job } = found;
     let (Some(version), Some((statuses, rest))) = (main.version(), places.split_at_checked(Status::ALL.len())) else {
         return;
@@ -379,8 +380,50 @@ fn mend_job(id: JobId, found: &Found, places: &[Option<Place>], clock: Clock, dr
     }
 }
 
+/// The transaction that takes a job out of the places where it does not belong, if there are any.
+pub(super) fn clear_job(id: JobId, found: &Found, places: &[Option<Place>], clock: Clock) -> Option<Draft> {
+    let Found { main, lease, job } = found;
+    let (statuses, [leases, due, ttl, _]) = places.split_at_checked(Status::ALL.len())? else { return None };
+    let home = Home::from(job);
+    let stands = || Status::ALL.into_iter().zip(statuses).filter_map(|(s, p)| p.map(|p| (s, p)));
+    let keep = match &job.end {
+        _ if job.deleted => None,
+        Some(end) => Some(end.status),
+        None if !lease.is_absent() => Some(Status::Running),
+        None => {
+            // Running without its lease is the sweep's: it counts the attempt.
+            let mut live = stands().filter(|(s, _)| !s.is_terminal());
+            let mut waiting = live.clone().filter(|(s, _)| *s != Status::Running);
+            match (waiting.next(), waiting.next(), live.next()) {
+                (Some((one, _)), None, _) => Some(one),
+                (None, _, Some(_)) => Some(Status::Running),
+                _ => Some(derived(job, false, clock)),
+            }
+        }
+    };
+    let waits = matches!(keep, Some(Status::Scheduled | Status::Retrying));
+    let fresh = job.end.is_none() && keep != Some(Status::Running) && job.deliveries == 0;
+    let mut out: Vec<Name> = stands().filter(|(s, _)| Some(*s) != keep).map(|(s, _)| home.index(s)).collect();
+    out.extend(leases.filter(|_| keep != Some(Status::Running)).map(|_| keys::LEASES));
+    out.extend(due.filter(|_| !waits).map(|_| keys::DUE));
+    out.extend(ttl.filter(|_| !fresh || job.policy.queue_ttl_ms.is_none()).map(|_| keys::TTL));
+    if out.is_empty() {
+        return None;
+    }
+    let member = keys::member(id);
+    let mut guards = vec![Guard::At(keys::job(id), main.version()?), as_read(keys::lease(id), lease)];
+    // It must still stand where it belongs: a promotion or an operator's change alters no record.
+    if let Some((status, place)) = stands().find(|(s, _)| Some(*s) == keep) {
+        let standing = if place.score > clock { Standing::Live } else { Standing::Due };
+        guards.push(Guard::Member(home.index(status), member.clone(), standing));
+    }
+    let mut writes: Vec<Write> = out.into_iter().map(|index| remove(index, &member)).collect();
+    writes.push(home.event(Kind::Reindexed, id, None, None));
+    Some(Draft::new(guards, writes))
+}
+
 /// The job that a record's key names.
-fn id_in(key: &Name) -> Option<JobId> {
+pub(super) fn id_in(key: &Name) -> Option<JobId> {
     let (prefix, id) = key.as_str()?.split_once('/')?;
     ["job", "lease", "progress", "payload", "result", "history"].contains(&prefix).then(|| id.parse().ok())?
 }

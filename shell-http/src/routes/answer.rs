@@ -11,7 +11,7 @@ use leasehold_core::{Outcome, Response as Answer};
 use crate::body::{self, Body, Response};
 use crate::problem::Problem;
 use crate::wire::json::{self, Object};
-use crate::wire::view;
+use crate::wire::{store, view};
 
 /// An answer that was not a failure.
 pub fn answer(answer: Answer) -> Response {
@@ -81,6 +81,8 @@ pub fn answer(answer: Answer) -> Response {
             view::cursor(object.key("next"), next);
             object.end();
         }
+        Answer::Audited(page) => store::audited(&mut out, &page),
+        Answer::Inspected(seen) => store::inspected(&mut out, &seen),
         Answer::Ready => out.extend_from_slice(b"{\"status\":\"ready\"}"),
         Answer::Draining => out.extend_from_slice(b"{\"status\":\"draining\"}"),
         Answer::Batch(outcomes) => {

@@ -8,6 +8,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, StatusCode};
+use leasehold_core::request::Inspect;
 use leasehold_core::{Failure, Request, Response as Answer};
 use serde_json::value::RawValue;
 
@@ -156,6 +157,11 @@ async fn call(
             let decode::Events { after, limit, wait_ms } = asked;
             Request::Events { tenant: tenant(), after, limit, wait_ms }
         }
+        Call::Audit => Request::Audit { cursor: decode::audit(query)?, repair: false },
+        Call::Repair => Request::Audit { cursor: decode::audit(query)?, repair: true },
+        Call::JobRecords => Request::Inspect(Inspect::Job(job()?)),
+        Call::QueueRecords => Request::Inspect(Inspect::Queue { tenant: tenant(), queue: queue() }),
+        Call::KeyRecords => Request::Inspect(Inspect::Key { tenant: tenant(), key: queue() }),
         Call::Health => return Ok(body::json(StatusCode::OK, b"{\"status\":\"ok\"}".to_vec())),
         Call::Ready => Request::Ready,
         Call::Metrics => return Ok(metrics::page(app).await),

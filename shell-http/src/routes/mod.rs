@@ -45,6 +45,11 @@ pub enum Call {
     Resume,
     Purge,
     Events,
+    Audit,
+    Repair,
+    JobRecords,
+    QueueRecords,
+    KeyRecords,
     Health,
     Ready,
     Metrics,
@@ -185,6 +190,21 @@ pub static ROUTES: &[Route] = routes! {
     GET "/v1/events" Events Nothing, decode::EVENTS,
         &[json(200, "Events", "events after the one named, or a stream of them (`Accept: text/event-stream`)")], &[],
         "What has happened.";
+    GET "/v1/audit" Audit Nothing, decode::AUDIT,
+        &[json(200, "Audited", "a page of what does not balance, and the cursor of the next page if there is one")], &[],
+        "Check the books of the whole store, a page at a time.";
+    POST "/v1/audit:repair" Repair Nothing, decode::AUDIT,
+        &[json(200, "Audited", "as the audit; what could be derived from the records was put right")], &[],
+        "Check the books, and put right what can be derived.";
+    GET "/v1/jobs/{id}/records" JobRecords Nothing, &[],
+        &[json(200, "Inspected", "records and places, of one moment")], &[404],
+        "What the store holds of a job, as it stands there.";
+    GET "/v1/queues/{queue}/records" QueueRecords Nothing, &[],
+        &[json(200, "Inspected", "records, places and counts, of one moment")], &[404, 422],
+        "What the store holds of a queue, as it stands there.";
+    GET "/v1/keys/{key}" KeyRecords Nothing, &[],
+        &[json(200, "Inspected", "the key's record")], &[404, 422],
+        "What an idempotency key is bound to.";
     GET "/healthz" Health Nothing, &[], &[json(200, "Health", "the process lives")], &[], "Whether the process lives.";
     GET "/readyz" Ready Nothing, &[], &[json(200, "Readiness", "commits work")], &[],
         "Whether the store works, by a commit.";
@@ -265,7 +285,7 @@ mod tests {
     #[test]
     fn every_route_is_found_by_its_own_path() {
         for (n, route) in ROUTES.iter().enumerate() {
-            let path = route.path.replace("{id}", "x").replace("{queue}", "a%2Fb");
+            let path = route.path.replace("{id}", "x").replace("{queue}", "a%2Fb").replace("{key}", "a%2Fb");
             let (found, argument) = find(&route.method, &path).unwrap();
             assert_eq!(found, n, "{path}");
             let expected = if path.contains("/x") {

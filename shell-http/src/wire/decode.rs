@@ -232,6 +232,18 @@ pub fn list(query: &str) -> Result<List, Problem> {
     Ok(list)
 }
 
+pub const AUDIT: &[&str] = &["cursor"];
+
+/// The cursor of an audit's page.
+pub fn audit(query: &str) -> Result<Option<String>, Problem> {
+    let mut cursor = None;
+    for (name, text) in query::parameters(query)? {
+        fields::known(&name, AUDIT)?;
+        cursor = Some(text.into_owned());
+    }
+    Ok(cursor)
+}
+
 pub const EVENTS: &[&str] = &["after", "limit", "wait_ms"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

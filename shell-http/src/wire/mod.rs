@@ -4,6 +4,7 @@ pub mod decode;
 pub mod fields;
 pub mod json;
 pub mod query;
+pub mod store;
 pub mod submit;
 pub mod time;
 pub mod view;
