@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::codec;
 use crate::ids::JobId;
-use crate::job::record::Class;
+use crate::job::record::{Class, Owner};
 use crate::request::{EventCursor, EventView};
 use crate::store::LogEntry;
 
@@ -28,10 +28,14 @@ pub enum Kind {
     Deleted,
     Reindexed,
     Quarantined,
+    GroupCreated,
+    GroupExtended,
+    GroupSealed,
+    GroupFinalized,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 15] = [
+    pub const ALL: [Kind; 19] = [
         Kind::Submitted,
         Kind::Claimed,
         Kind::Released,
@@ -47,6 +51,10 @@ impl Kind {
         Kind::Deleted,
         Kind::Reindexed,
         Kind::Quarantined,
+        Kind::GroupCreated,
+        Kind::GroupExtended,
+        Kind::GroupSealed,
+        Kind::GroupFinalized,
     ];
 
     pub fn text(self) -> &'static str {
@@ -66,6 +74,10 @@ impl Kind {
             Kind::Deleted => "job.deleted",
             Kind::Reindexed => "job.reindexed",
             Kind::Quarantined => "job.quarantined",
+            Kind::GroupCreated => "group.created",
+            Kind::GroupExtended => "group.extended",
+            Kind::GroupSealed => "group.sealed",
+            Kind::GroupFinalized => "group.finalized",
         }
     }
 }
@@ -74,7 +86,10 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Event {
     pub kind: Kind,
-    pub job: JobId,
+    /// Whom it concerns.
+    pub of: Owner,
+    /// The children created, by index: from the first up to the last excluded.
+    pub range: Option<(u32, u32)>,
     pub queue: String,
     pub class: Option<Class>,
     /// The worker concerned, if any.
@@ -121,11 +136,12 @@ pub(crate) fn unfold(log: &[LogEntry], after: EventCursor, limit: usize) -> (Vec
                 Ok(Item::One(event)) => push(event),
                 Ok(Item::Claimed { worker, queues }) => {
                     for taken in &item.taken {
-                        let Some(job) = taken.member.as_str().and_then(|s| s.parse().ok()) else { continue };
+                        let Some(job) = taken.member.as_str().and_then(|s| s.parse::<JobId>().ok()) else { continue };
                         let Some((queue, class)) = queues.get(taken.source as usize) else { continue };
                         push(Event {
                             kind: Kind::Claimed,
-                            job,
+                            of: Owner::Job(job),
+                            range: None,
                             queue: queue.clone(),
                             class: Some(*class),
                             worker: Some(worker.clone()),

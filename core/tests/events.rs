@@ -20,7 +20,7 @@ fn read(w: &mut World, limit: usize) -> Vec<(EventCursor, String)> {
             return all;
         }
         assert_eq!(events.last().map(|e| e.id), Some(next));
-        all.extend(events.into_iter().map(|e| (e.id, format!("{} {}", e.event.kind.text(), e.event.job))));
+        all.extend(events.into_iter().map(|e| (e.id, format!("{} {:?}", e.event.kind.text(), e.event.of))));
         after = next;
     }
 }

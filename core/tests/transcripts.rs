@@ -292,7 +292,11 @@ impl Player {
             Ok(Response::Events { events, next }) => {
                 self.events = next;
                 let say = |e: &Event| {
-                    format!("{}:{}", self.name(e.job), e.kind.text().strip_prefix("job.").unwrap_or_default())
+                    format!(
+                        "{}:{}",
+                        self.name(e.of.job().unwrap()),
+                        e.kind.text().strip_prefix("job.").unwrap_or_default()
+                    )
                 };
                 format!("[{}]", events.iter().map(|e| say(&e.event)).collect::<Vec<_>>().join(" "))
             }

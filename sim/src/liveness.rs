@@ -151,7 +151,8 @@ impl World {
                 let request = Request::Events { tenant: tenant.clone(), after, limit: 37, wait_ms: 0 };
                 let Some((events, next)) = self.events_page(request) else { break };
                 for event in &events {
-                    *seen.entry((event.event.job, event.event.kind)).or_default() += 1;
+                    let Some(job) = event.event.of.job() else { continue };
+                    *seen.entry((job, event.event.kind)).or_default() += 1;
                     if event.id <= after && after != EventCursor::default() {
                         self.violate(Promise::HonestReplies, format!("event {:?} comes after {after:?}", event.id));
                     }

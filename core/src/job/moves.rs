@@ -8,7 +8,7 @@ use alloc::string::{String, ToString as _};
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::record::{AttemptRecord, Class, End, Job, Lease, Status};
+use super::record::{AttemptRecord, Class, End, Job, Lease, Owner, Status};
 use crate::event::{Event, Item, Kind};
 use crate::ids::JobId;
 use crate::limits;
@@ -49,7 +49,8 @@ impl Home<'_> {
     pub fn event(&self, kind: Kind, job: JobId, worker: Option<&str>, reason: Option<&str>) -> Write {
         let event = Event {
             kind,
-            job,
+            of: Owner::Job(job),
+            range: None,
             queue: self.queue.into(),
             class: Some(self.class),
             worker: worker.map(String::from),

@@ -1,7 +1,8 @@
 //! What clients are shown. Fields that do not apply are left out.
 
+use leasehold_core::JobId;
 use leasehold_core::event::Kind;
-use leasehold_core::job::record::{AttemptRecord, Class, ErrorInfo, Status};
+use leasehold_core::job::record::{AttemptRecord, Class, ErrorInfo, Owner, Status};
 use leasehold_core::request::{EventCursor, EventView, JobView, Leased, QueueView, Why};
 
 use super::json::{self, Object};
@@ -192,7 +193,17 @@ pub fn event(out: &mut Vec<u8>, view: &EventView) {
     cursor(object.key("id"), view.id);
     object.time("at", view.at);
     object.str("type", event.kind.text());
-    object.id("job", event.job);
+    match event.of {
+        Owner::Job(job) => object.id("job", job),
+        Owner::Group(group) => object.str("group", &group.to_string()),
+    }
+    if let Some((group, _)) = event.of.job().and_then(JobId::child_of) {
+        object.str("group", &group.to_string());
+    }
+    if let Some((from, to)) = event.range {
+        object.num("from", from.into());
+        object.num("to", to.into());
+    }
     if !event.queue.is_empty() {
         object.str("queue", &event.queue);
     }

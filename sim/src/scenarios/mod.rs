@@ -274,7 +274,7 @@ impl Script {
 
     /// How often that happened to the job.
     pub fn count(&mut self, replica: usize, job: JobId, kind: Kind) -> usize {
-        self.events(replica).iter().filter(|e| e.event.job == job && e.event.kind == kind).count()
+        self.events(replica).iter().filter(|e| e.event.of.job() == Some(job) && e.event.kind == kind).count()
     }
 
     // --- breaking things ----------------------------------------------------------------------
