@@ -10,6 +10,16 @@ pub enum Failure {
     Invalid { field: &'static str, detail: String },
     /// There is no such job (or it is another tenant's).
     UnknownJob,
+    /// There is no such group (or it is another tenant's).
+    UnknownGroup,
+    /// The group's next child has index `expected`: send from there on.
+    WrongOffset { expected: u32 },
+    /// The child with this index was created with another body.
+    ChildDiffers { index: u32 },
+    /// The group takes no more children: it is sealed, stopped or final.
+    NotOpen,
+    /// The group is not final: it has no result yet.
+    NotFinal,
     /// There is no such queue.
     UnknownQueue,
     /// The idempotency key is not bound to anything.
@@ -56,6 +66,11 @@ impl Failure {
         match self {
             Failure::Invalid { .. } => "invalid_field",
             Failure::UnknownJob => "unknown_job",
+            Failure::UnknownGroup => "unknown_group",
+            Failure::WrongOffset { .. } => "wrong_offset",
+            Failure::ChildDiffers { .. } => "child_differs",
+            Failure::NotOpen => "not_open",
+            Failure::NotFinal => "not_final",
             Failure::UnknownQueue => "unknown_queue",
             Failure::UnknownKey => "unknown_key",
             Failure::BadCursor => "bad_cursor",

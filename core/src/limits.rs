@@ -42,6 +42,10 @@ pub const LIST_MAX: usize = 1_000;
 pub const ATTEMPTS_MAX: u32 = 1_000;
 /// Deliveries a policy may allow.
 pub const DELIVERIES_MAX: u32 = 10_000;
+/// Children in one call.
+pub const CHILDREN: usize = 1_000;
+/// A group that is not sealed by then is stopped, unless it says otherwise.
+pub const OPEN_TIMEOUT_MS: u64 = 3_600_000;
 /// Children of one group.
 pub const CHILDREN_MAX: u32 = 1_000_000;
 /// Durations that a client may name: leases.
@@ -101,6 +105,10 @@ pub const SWEEP_LEASES: usize = 200;
 pub const SWEEP_DUE: usize = 500;
 pub const SWEEP_TTL: usize = 200;
 pub const SWEEP_NAMES: usize = 20;
+/// Groups that one look deals with.
+pub const SWEEP_GROUPS: usize = 20;
+/// Children of one group released, stopped or removed at once.
+pub const SWEEP_CHILDREN: usize = 500;
 pub const TRIM: usize = 500;
 pub const SCRUB_KEYS: usize = 100;
 /// A queue's name is looked at again so long after something was submitted to it.

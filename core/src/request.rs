@@ -5,8 +5,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::failure::Failure;
-use crate::ids::{JobId, Token};
-use crate::job::record::{AttemptRecord, Backoff, Class, ErrorInfo, Status};
+use crate::group::record::{GroupStatus, Mode, Stop};
+use crate::ids::{GroupId, JobId, Token};
+use crate::job::record::{AttemptRecord, Backoff, ChildOutcome, Class, ErrorInfo, Status};
 use crate::opaque::{Content, Opaque};
 use crate::store::{Clock, LogEntry};
 
@@ -88,6 +89,37 @@ pub enum Request {
         limit: usize,
         wait_ms: u64,
     },
+    CreateGroup(Box<CreateGroup>),
+    /// More children for an open group, the first with index `from`.
+    ExtendGroup {
+        tenant: String,
+        group: GroupId,
+        from: u32,
+        children: Vec<Submit>,
+    },
+    /// An open group has all its children.
+    SealGroup {
+        tenant: String,
+        group: GroupId,
+    },
+    CancelGroup {
+        tenant: String,
+        group: GroupId,
+    },
+    /// Waits up to `wait_ms` for the group's end.
+    Group {
+        tenant: String,
+        group: GroupId,
+        wait_ms: u64,
+    },
+    /// A page of children, from an index on; with `contents` also their results.
+    Children {
+        tenant: String,
+        group: GroupId,
+        from: u32,
+        limit: usize,
+        contents: bool,
+    },
     /// A page of the check of the whole store; from the beginning without a cursor. With `repair`, what
     /// can be derived is put right.
     Audit {
@@ -156,6 +188,20 @@ impl Submit {
             traceparent: None,
         }
     }
+}
+
+/// A group to be created with its first children.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateGroup {
+    /// Tenant, queue, class, key and traceparent are the group's; the rules are those of its children,
+    /// unless a child has its own. The payload means nothing.
+    pub common: Submit,
+    /// A child's tenant, queue, class, key and start mean nothing.
+    pub children: Vec<Submit>,
+    pub max_parallel: Option<u64>,
+    pub mode: Mode,
+    pub sealed: bool,
+    pub open_timeout_ms: Option<u64>,
 }
 
 /// When a job may start. A time in the past counts as now.
@@ -267,6 +313,14 @@ pub enum Response {
         events: Vec<EventView>,
         next: EventCursor,
     },
+    GroupCreated(Box<GroupView>),
+    Group(Box<GroupView>),
+    Children {
+        group: Box<GroupView>,
+        children: Vec<ChildView>,
+        /// The index to go on from; `None`: these were the last.
+        next: Option<u32>,
+    },
     Audited(Audited),
     Inspected(Inspected),
     Ready,
@@ -303,6 +357,83 @@ pub struct JobView {
     pub payload_len: u64,
     pub metadata: Option<Opaque>,
     pub traceparent: Option<String>,
+}
+
+/// A group as its owner sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupView {
+    pub id: GroupId,
+    pub queue: String,
+    pub class: Class,
+    pub mode: Mode,
+    pub max_parallel: Option<u32>,
+    pub status: GroupStatus,
+    pub sealed: bool,
+    /// Why it was stopped, if it was.
+    pub stopped: Option<Stop>,
+    pub created_at: Clock,
+    pub open_until: Option<Clock>,
+    pub ended_at: Option<Clock>,
+    /// Children created so far.
+    pub children: u32,
+    pub counts: GroupCounts,
+    pub key: Option<String>,
+}
+
+/// Where a group's children are: each in one, as the sizes of indexes at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupCounts {
+    pub held: u64,
+    /// Released and not ended.
+    pub in_flight: u64,
+    pub succeeded: u64,
+    pub dead: u64,
+    pub cancelled: u64,
+    pub expired: u64,
+    pub lost: u64,
+}
+
+impl GroupCounts {
+    /// Children that have ended.
+    pub fn done(&self) -> u64 {
+        self.succeeded + self.dead + self.cancelled + self.expired + self.lost
+    }
+}
+
+/// One child of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChildView {
+    pub index: u32,
+    pub id: JobId,
+    pub state: ChildState,
+    pub attempts: u32,
+    /// Why it ended as it did, if it did not succeed.
+    pub reason: Option<String>,
+    /// The last attempt's.
+    pub error: Option<ErrorInfo>,
+    pub ended_at: Option<Clock>,
+    /// Bytes of the result, if one was given.
+    pub result_len: Option<u64>,
+    /// Only when asked for, and there is one.
+    pub result: Option<Content>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChildState {
+    Held,
+    /// Released and not ended.
+    InFlight,
+    Done(ChildOutcome),
+}
+
+impl ChildState {
+    pub fn text(self) -> &'static str {
+        match self {
+            ChildState::Held => "held",
+            ChildState::InFlight => "in_flight",
+            ChildState::Done(outcome) => outcome.text(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -67,6 +67,23 @@ pub fn of_failure(failure: &Failure) -> Row {
             row(S::UNPROCESSABLE_ENTITY, "A field is not valid", "Mend the field and send it again.")
         }
         Failure::UnknownJob => row(S::NOT_FOUND, "No such job", "There is no job with this id, or no longer."),
+        Failure::UnknownGroup => row(S::NOT_FOUND, "No such group", "There is no group with this id, or no longer."),
+        Failure::WrongOffset { .. } => {
+            row(S::CONFLICT, "Not the next children", "Send the children from the index that is expected on.")
+        }
+        Failure::ChildDiffers { .. } => row(
+            S::UNPROCESSABLE_ENTITY,
+            "A child was created with another body",
+            "A page that is repeated must be the same as before; nothing was changed.",
+        ),
+        Failure::NotOpen => row(
+            S::CONFLICT,
+            "The group takes no more children",
+            "It is sealed, or was stopped. Create another group for what is left.",
+        ),
+        Failure::NotFinal => {
+            row(S::CONFLICT, "The group is not final", "Wait for its end: GET the group with `wait_ms`.")
+        }
         Failure::UnknownQueue => row(S::NOT_FOUND, "No such queue", "Nothing is known of a queue with this name."),
         Failure::UnknownKey => row(S::NOT_FOUND, "No such key", "Nothing is bound to this idempotency key."),
         Failure::BadCursor => {

@@ -386,14 +386,17 @@ impl Claim {
         let (version, job) = match decode_record::<Job>(record) {
             Ok(Some(found)) => found,
             Ok(None) => {
-                return Some((vec![moves::lost(id, Some(home), &[], vec![held])], Fix::Lost));
+                return Some((vec![moves::lost(id, Some(home), &[], vec![held], cx.make.version())], Fix::Lost));
             }
             Err(Undecodable::Newer) => {
                 cx.mark(Mark::NewerFormat);
                 return Some((vec![put_back(id, home, item.score, held)], Fix::PutBack));
             }
             Err(Undecodable::Corrupt) => {
-                return Some((vec![moves::quarantine(id, Some(home), record, vec![held])], Fix::Quarantined));
+                return Some((
+                    vec![moves::quarantine(id, Some(home), record, vec![held], cx.make.version())],
+                    Fix::Quarantined,
+                ));
             }
         };
         let granted = lease::Granted {

@@ -146,7 +146,9 @@ impl Operation for Finish {
                 if let Some(result) = &asked.result {
                     // Results that could fill a store must not pass as what drains it.
                     grows = result.data.len() > limits::RESULT_INLINE;
-                    let expiry = Expiry::Clock(job.policy.retention_ms.saturating_mul(limits::MILLI));
+                    let retention = job.policy.retention_ms.saturating_mul(limits::MILLI);
+                    // A child's result lives as long as its group.
+                    let expiry = if id.child_of().is_some() { Expiry::Never } else { Expiry::Clock(retention) };
                     leave.push(put(keys::result(id), own, encode_content(result), expiry));
                 }
                 let ending = Ending {

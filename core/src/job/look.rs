@@ -63,7 +63,13 @@ impl Look {
                 vec![keys::job(id), keys::lease(id), keys::progress(id), keys::history(id)]
             }
         };
-        Read { records, ..Read::default() }
+        self.with_group(Read { records, ..Read::default() })
+    }
+
+    /// A child is there as long as its group: the group's record comes last.
+    fn with_group(&self, mut read: Read) -> Read {
+        read.records.extend(self.id.child_of().map(|(group, _)| keys::group(group)));
+        read
     }
 
     /// The same again with where the job stands.
@@ -77,9 +83,18 @@ impl Look {
             read.counts.push((Home { class, ..home }.index(Status::Queued), Span::All));
         }
         if self.what == What::Why {
-            read.records.push(keys::queue(&job.tenant, &job.queue));
+            read.records.insert(4, keys::queue(&job.tenant, &job.queue));
         }
         read
+    }
+
+    /// A content that did not fit in the answer is asked for with room for the largest.
+    fn reread(&self, content: crate::name::Name) -> Next {
+        Next::Read(self.with_group(Read {
+            records: vec![keys::job(self.id), content],
+            max_bytes: limits::PAYLOAD_BYTES + limits::READ_BYTES,
+            ..Read::default()
+        }))
     }
 
     fn answer(&self, view: JobView) -> Next {
@@ -120,6 +135,9 @@ impl Operation for Look {
 
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
         let Some(main) = snapshot.records.first() else { return Next::fail(Failure::UnknownJob) };
+        if self.id.child_of().is_some() && snapshot.records.last().is_none_or(Record::is_absent) {
+            return Next::fail(Failure::UnknownJob);
+        }
         let job = match job_of(main, &self.tenant) {
             Ok((_, job)) => job,
             // Deleted since the key was looked at: the submit is to be sent again.
@@ -197,7 +215,7 @@ fn content(look: &Look, job: &Job, record: &Record) -> Next {
                         Next::fail(Failure::NoResult)
                     }
                     None if record.is_absent() => Next::ok(Response::NoContent),
-                    None => reread(keys::result(look.id), keys::job(look.id)),
+                    None => look.reread(keys::result(look.id)),
                 };
             }
             _ => Failure::NoResult,
@@ -207,18 +225,9 @@ fn content(look: &Look, job: &Job, record: &Record) -> Next {
     match record.bytes().map(decode_content) {
         Some(Ok(content)) if look.what == What::Payload => Next::ok(Response::Content(content)),
         Some(Err(_)) => Next::fail(Failure::Quarantined),
-        None if record.is_unread() => reread(keys::payload(look.id), keys::job(look.id)),
+        None if record.is_unread() => look.reread(keys::payload(look.id)),
         _ => Next::fail(missing),
     }
-}
-
-/// A content that did not fit in the answer is asked for with room for the largest.
-fn reread(content: crate::name::Name, job: crate::name::Name) -> Next {
-    Next::Read(Read {
-        records: vec![job, content],
-        max_bytes: limits::PAYLOAD_BYTES + limits::READ_BYTES,
-        ..Read::default()
-    })
 }
 
 fn why(

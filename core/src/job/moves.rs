@@ -8,13 +8,13 @@ use alloc::string::{String, ToString as _};
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::record::{AttemptRecord, Class, End, Job, Lease, Owner, Status};
+use super::record::{AttemptRecord, ChildOutcome, Class, End, Job, Lease, Owner, Status};
 use crate::event::{Event, Item, Kind};
-use crate::ids::JobId;
+use crate::ids::{GroupId, JobId};
 use crate::limits;
 use crate::name::Name;
 use crate::replica::task::{Cx, Draft};
-use crate::store::{Clock, Expiry, Guard, Record, ScoreAt, Value, Version, Write, keys};
+use crate::store::{Clock, Expiry, Guard, Record, SCORE_MAX, ScoreAt, Value, Version, Write, keys};
 
 /// Where a job is at home: what its index names are made of.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +58,26 @@ impl Home<'_> {
         };
         Write::Append { log: keys::audit(self.tenant), bytes: Item::One(event).encode() }
     }
+}
+
+/// The event of a group; `range`: the children that it concerns.
+pub(crate) fn group_event(
+    kind: Kind,
+    group: GroupId,
+    home: Home<'_>,
+    range: Option<(u32, u32)>,
+    reason: Option<&str>,
+) -> Write {
+    let event = Event {
+        kind,
+        of: Owner::Group(group),
+        range,
+        queue: home.queue.into(),
+        class: Some(home.class),
+        worker: None,
+        reason: reason.map(String::from),
+    };
+    Write::Append { log: keys::audit(home.tenant), bytes: Item::One(event).encode() }
 }
 
 pub(crate) fn add(index: Name, member: &Name, score: ScoreAt) -> Write {
@@ -105,6 +125,29 @@ pub(crate) fn leave_waiting(id: JobId, home: Home<'_>) -> Vec<Write> {
 /// The job's record after an attempt that did not end it.
 pub(crate) fn put_job(id: JobId, job: &Job, own: Version) -> Write {
     put(keys::job(id), own, crate::codec::encode(job), Expiry::Never)
+}
+
+/// The writes that say that there may be something to do for a group.
+pub(crate) fn mark(group: GroupId, own: Version) -> [Write; 3] {
+    [
+        put(keys::mark(group), own, bytes::Bytes::new(), Expiry::Never),
+        add(keys::GROUPS_DUE, &keys::group_member(group), ScoreAt::Clock(0)),
+        Write::Notify(keys::TOPIC_GROUPS),
+    ]
+}
+
+/// The writes by which a child that ends is counted in its group, which may then release the next or be
+/// final. None for a job that is no child.
+fn done(id: JobId, outcome: ChildOutcome, own: Version) -> Vec<Write> {
+    let Some((group, index)) = id.child_of() else { return Vec::new() };
+    let member = keys::member(id);
+    let mut writes = vec![
+        remove(keys::held(group), &member),
+        remove(keys::released(group), &member),
+        add(keys::done(group, outcome), &member, ScoreAt::Number(index.into())),
+    ];
+    writes.extend(mark(group, own));
+    writes
 }
 
 /// How a life ends.
@@ -168,15 +211,22 @@ pub(crate) fn end(
     let worker = ending.attempt.as_ref().map(|a| a.worker.as_str());
 
     let mut writes = leave;
-    writes.extend([
-        put(keys::job(id), own, crate::codec::encode(&ended), Expiry::Clock(kept)),
-        Write::Expire(keys::payload(id), Expiry::Clock(retention)),
-        Write::Expire(keys::history(id), Expiry::Clock(kept)),
-        add(index.clone(), &keys::member(id), ScoreAt::Clock(kept)),
-        home.event(kind, id, worker, ending.reason.as_deref()),
-    ]);
-    // What a job leaves behind is cleared away by the jobs that end after it.
-    *cx.trims.entry(index).or_default() += 2;
+    writes.push(home.event(kind, id, worker, ending.reason.as_deref()));
+    if let Some(outcome) = ChildOutcome::of(ending.status).filter(|_| id.child_of().is_some()) {
+        // A child's records live as long as its group's, whose retention sweep removes them.
+        writes.push(put(keys::job(id), own, crate::codec::encode(&ended), Expiry::Never));
+        writes.push(add(index, &keys::member(id), ScoreAt::Number(SCORE_MAX)));
+        writes.extend(done(id, outcome, own));
+    } else {
+        writes.extend([
+            put(keys::job(id), own, crate::codec::encode(&ended), Expiry::Clock(kept)),
+            Write::Expire(keys::payload(id), Expiry::Clock(retention)),
+            Write::Expire(keys::history(id), Expiry::Clock(kept)),
+            add(index.clone(), &keys::member(id), ScoreAt::Clock(kept)),
+        ]);
+        // What a job leaves behind is cleared away by the jobs that end after it.
+        *cx.trims.entry(index).or_default() += 2;
+    }
 
     let mut guards = guards;
     guards.push(Guard::At(keys::job(id), version));
@@ -200,8 +250,9 @@ pub(crate) fn end(
 }
 
 /// A member whose job's record has vanished: everything that may still name it goes, and it is told.
-/// `home` is where it was met, if that is known; `guards` make a second application do nothing.
-pub(crate) fn lost(id: JobId, home: Option<Home<'_>>, met_in: &[Name], mut guards: Vec<Guard>) -> Draft {
+/// `home` is where it was met, if that is known; `guards` make a second application do nothing; `own` is a
+/// fresh version.
+pub(crate) fn lost(id: JobId, home: Option<Home<'_>>, met_in: &[Name], mut guards: Vec<Guard>, own: Version) -> Draft {
     let member = keys::member(id);
     guards.push(Guard::Absent(keys::job(id)));
     let mut writes: Vec<Write> =
@@ -215,12 +266,19 @@ pub(crate) fn lost(id: JobId, home: Option<Home<'_>>, met_in: &[Name], mut guard
         writes.extend(Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)));
         writes.push(home.event(Kind::Lost, id, None, None));
     }
+    writes.extend(done(id, ChildOutcome::Lost, own));
     Draft::new(guards, writes)
 }
 
 /// A job whose record cannot be read leaves every index that is known, and stands in quarantine. The
 /// record stays as it is.
-pub(crate) fn quarantine(id: JobId, home: Option<Home<'_>>, record: &Record, mut guards: Vec<Guard>) -> Draft {
+pub(crate) fn quarantine(
+    id: JobId,
+    home: Option<Home<'_>>,
+    record: &Record,
+    mut guards: Vec<Guard>,
+    own: Version,
+) -> Draft {
     let member = keys::member(id);
     guards.push(as_read(keys::job(id), record));
     let mut writes: Vec<Write> = [keys::lease(id), keys::progress(id)].into_iter().map(Write::Delete).collect();
@@ -229,6 +287,7 @@ pub(crate) fn quarantine(id: JobId, home: Option<Home<'_>>, record: &Record, mut
         writes.extend(Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)));
         writes.push(home.event(Kind::Quarantined, id, None, None));
     }
+    writes.extend(done(id, ChildOutcome::Lost, own));
     writes.push(add(keys::QUARANTINE, &member, ScoreAt::Clock(0)));
     Draft::new(guards, writes)
 }

@@ -8,11 +8,12 @@ use alloc::vec::Vec;
 use super::lease::{self, Granted};
 use super::look::job_of;
 use super::moves::{self, Ending, Home, add, as_read, put, put_job, remove};
-use super::record::{AttemptEnd, History, Job, Status};
+use super::record::{AttemptEnd, ChildOutcome, History, Job, Status};
 use super::view::{view, with_history};
 use crate::codec;
 use crate::event::Kind;
 use crate::failure::Failure;
+use crate::group::record::Group;
 use crate::ids::JobId;
 use crate::limits;
 use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, Plan, applied, decode_record};
@@ -110,6 +111,7 @@ pub(crate) fn delete(id: JobId, job: &Job, version: Version, status: Status, cx:
 }
 
 impl Operate {
+    #[expect(clippy::too_many_arguments)]
     /// The transaction that begins a new life, its version, and the job as it is then.
     fn retry(
         &self,
@@ -117,6 +119,7 @@ impl Operate {
         version: Version,
         mut history: History,
         payload: &Record,
+        group: Option<(Version, Group)>,
         clock: Clock,
         cx: &mut Cx<'_>,
     ) -> (Draft, Version, Job, History) {
@@ -146,15 +149,29 @@ impl Operate {
             put(keys::history(id), own, codec::encode(&history), Expiry::Never),
             Write::Delete(keys::result(id)),
             remove(home.index(status), &member),
-            add(home.index(Status::Queued), &member, ScoreAt::Clock(0)),
             super::submit::known(&job.tenant, &job.queue),
             home.event(Kind::Retried, id, None, None),
-            Write::Notify(home.topic()),
         ];
         if let Some(ttl) = job.policy.queue_ttl_ms {
             writes.push(add(keys::TTL, &member, ScoreAt::Clock(ttl.saturating_mul(limits::MILLI))));
         }
-        let guards = vec![Guard::At(keys::job(id), version), as_read(keys::payload(id), payload)];
+        let mut guards = vec![Guard::At(keys::job(id), version), as_read(keys::payload(id), payload)];
+        match (id.child_of(), group) {
+            (Some((parent, index)), Some((group_version, group))) => {
+                // finalized-once: with the group's version whoever counted its ended children before is
+                // refused. The child is held again, and released in its turn.
+                guards.push(Guard::At(keys::group(parent), group_version));
+                writes.push(put(keys::group(parent), own, codec::encode(&group.after(group_version)), Expiry::Never));
+                writes.extend(ChildOutcome::of(status).map(|old| remove(keys::done(parent, old), &member)));
+                writes.push(add(home.index(Status::Held), &member, ScoreAt::Clock(0)));
+                writes.push(add(keys::held(parent), &member, ScoreAt::Number(index.into())));
+                writes.extend(moves::mark(parent, own));
+            }
+            _ => {
+                writes.push(add(home.index(Status::Queued), &member, ScoreAt::Clock(0)));
+                writes.push(Write::Notify(home.topic()));
+            }
+        }
         (Draft::new(guards, writes), own, next, history)
     }
 }
@@ -165,6 +182,7 @@ impl Operation for Operate {
         let id = self.id;
         let mut records = vec![keys::job(id), keys::lease(id), keys::history(id)];
         if self.what == What::Retry {
+            records.extend(id.child_of().map(|(group, _)| keys::group(group)));
             records.push(keys::payload(id));
             // The payload is last and need not be read: that it is there is enough.
             return Next::Read(Read { records, max_bytes: 256 * 1024, ..Read::default() });
@@ -175,7 +193,9 @@ impl Operation for Operate {
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
         let mut records = snapshot.records.iter();
         let mut next = || records.next().unwrap_or(&Record::Absent);
-        let (main, lease, history, payload) = (next(), next(), next(), next());
+        let (main, lease, history) = (next(), next(), next());
+        let parent = (self.what == What::Retry && self.id.child_of().is_some()).then(&mut next);
+        let payload = next();
         let (version, job) = match job_of(main, &self.tenant) {
             Ok(found) => found,
             Err(failure) => return Next::fail(failure),
@@ -204,8 +224,15 @@ impl Operation for Operate {
             (What::Cancel, Some(_)) => return Next::fail(Failure::AlreadyTerminal),
             (What::Retry, Some(Status::Dead | Status::Cancelled | Status::Expired)) if !payload.is_absent() => {
                 let before = history.unwrap_or_default();
-                let (draft, own, after, history) = self.retry(&job, version, before, payload, clock, cx);
-                (vec![draft], own, Response::Job(self.view(&after, Status::Queued, Some(history))))
+                let group = match parent.map(decode_record::<Group>) {
+                    None => None,
+                    Some(Ok(Some((v, group)))) if group.end.is_none() && group.stopped.is_none() => Some((v, group)),
+                    // A group that is final, or is being stopped, takes nobody back.
+                    Some(_) => return Next::fail(Failure::NotRetryable),
+                };
+                let status = if group.is_some() { Status::Held } else { Status::Queued };
+                let (draft, own, after, history) = self.retry(&job, version, before, payload, group, clock, cx);
+                (vec![draft], own, Response::Job(self.view(&after, status, Some(history))))
             }
             (What::Retry, _) => return Next::fail(Failure::NotRetryable),
             (What::Delete, Some(status)) => {

@@ -90,6 +90,48 @@ impl Status {
     }
 }
 
+/// How a child of a group ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub enum ChildOutcome {
+    Succeeded,
+    Dead,
+    Cancelled,
+    Expired,
+    /// Its record vanished or cannot be read.
+    Lost,
+}
+
+impl ChildOutcome {
+    pub const ALL: [ChildOutcome; 5] = [
+        ChildOutcome::Succeeded,
+        ChildOutcome::Dead,
+        ChildOutcome::Cancelled,
+        ChildOutcome::Expired,
+        ChildOutcome::Lost,
+    ];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            ChildOutcome::Succeeded => "succeeded",
+            ChildOutcome::Dead => "dead",
+            ChildOutcome::Cancelled => "cancelled",
+            ChildOutcome::Expired => "expired",
+            ChildOutcome::Lost => "lost",
+        }
+    }
+
+    /// The outcome of a job that ended with this status; `None` for one that has not ended.
+    pub fn of(status: Status) -> Option<ChildOutcome> {
+        match status {
+            Status::Succeeded => Some(ChildOutcome::Succeeded),
+            Status::Dead => Some(ChildOutcome::Dead),
+            Status::Cancelled => Some(ChildOutcome::Cancelled),
+            Status::Expired => Some(ChildOutcome::Expired),
+            Status::Scheduled | Status::Held | Status::Queued | Status::Running | Status::Retrying => None,
+        }
+    }
+}
+
 /// Delay after the n-th failure: min(base · factorⁿ⁻¹, max) · (1 + U[0, jitter]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Backoff {
@@ -128,6 +170,26 @@ pub struct Policy {
     pub backoff: Backoff,
     pub on_prem: bool,
     pub cost: u32,
+}
+
+impl Policy {
+    /// The defaults of the contract, with the server's retention.
+    pub fn standard(retention_ms: u64) -> Policy {
+        Policy {
+            max_attempts: limits::MAX_ATTEMPTS,
+            max_deliveries: limits::MAX_ATTEMPTS + limits::EXTRA_DELIVERIES,
+            max_age_ms: None,
+            lease_ms: None,
+            run_timeout_ms: None,
+            progress_timeout_ms: None,
+            queue_ttl_ms: None,
+            retention_ms,
+            key_ttl_ms: None,
+            backoff: Backoff::default(),
+            on_prem: false,
+            cost: 1,
+        }
+    }
 }
 
 /// The record `job/{id}`.

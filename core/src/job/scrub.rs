@@ -126,7 +126,8 @@ impl Scrub {
                 Ok(None) => {
                     let granted = Granted::read(lease);
                     let home = granted.as_ref().map(|g| Home::from(&g.lease));
-                    self.draft(moves::lost(*id, home, &[], vec![as_read(keys::lease(*id), lease)]), Mark::JobLost);
+                    let guards = vec![as_read(keys::lease(*id), lease)];
+                    self.draft(moves::lost(*id, home, &[], guards, cx.make.version()), Mark::JobLost);
                 }
                 Err(_) if main.is_unread() => {}
                 Err(Undecodable::Newer) => cx.mark(Mark::NewerFormat),
@@ -135,7 +136,8 @@ impl Scrub {
                     let home = granted.as_ref().map(|g| Home::from(&g.lease));
                     let mut guards = vec![as_read(keys::lease(*id), lease)];
                     guards.push(Guard::Member(keys::QUARANTINE, keys::member(*id), Standing::Out));
-                    self.draft(moves::quarantine(*id, home, main, guards), Mark::JobQuarantined);
+                    let own = cx.make.version();
+                    self.draft(moves::quarantine(*id, home, main, guards, own), Mark::JobQuarantined);
                 }
             }
         }
@@ -219,7 +221,7 @@ impl Scrub {
         Next::Read(Read { slices, ..Read::default() })
     }
 
-    fn haunted(&mut self, snapshot: &Snapshot) -> Next {
+    fn haunted(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) -> Next {
         let Some((first, indexes)) = snapshot.slices.split_first() else { return self.commit() };
         let Some((tenant, queue)) = self.queue.clone() else {
             // The cursor stands before the queue to look at.
@@ -234,7 +236,7 @@ impl Scrub {
         for entries in indexes {
             let at = self.cursor.index;
             for entry in entries {
-                self.ghost(entry, &tenant, &queue, at);
+                self.ghost(entry, &tenant, &queue, at, cx);
             }
             if entries.len() >= GHOSTS {
                 // Too long for one page: the next goes on here.
@@ -250,7 +252,7 @@ impl Scrub {
     }
 
     /// One member of a live index, against its record.
-    fn ghost(&mut self, entry: &Entry, tenant: &str, queue: &str, at: usize) {
+    fn ghost(&mut self, entry: &Entry, tenant: &str, queue: &str, at: usize, cx: &mut Cx<'_>) {
         let (Some(id), [main, lease]) = (keys::job_of(&entry.member), &*entry.records) else { return };
         let index = live_index(tenant, queue, at);
         let class = keys::status_of(&index).map(|(_, _, class, _)| class);
@@ -258,14 +260,18 @@ impl Scrub {
         let guards = vec![as_read(keys::lease(id), lease)];
         match decode_record::<Job>(main) {
             _ if main.is_unread() => {}
-            Ok(None) => self.draft(moves::lost(id, home, core::slice::from_ref(&index), guards), Mark::JobLost),
+            Ok(None) => {
+                let own = cx.make.version();
+                self.draft(moves::lost(id, home, core::slice::from_ref(&index), guards, own), Mark::JobLost);
+            }
             Ok(Some((version, job))) if job.end.is_some() => {
                 let writes = vec![remove(index, &entry.member)];
                 self.draft(Draft::new(vec![Guard::At(keys::job(id), version)], writes), Mark::GhostRemoved);
             }
             // Met at a deadline its place was not known: it still stands here.
             Err(Undecodable::Corrupt) => {
-                self.draft(moves::quarantine(id, home, main, guards), Mark::JobQuarantined);
+                let own = cx.make.version();
+                self.draft(moves::quarantine(id, home, main, guards, own), Mark::JobQuarantined);
             }
             Ok(Some(_)) | Err(Undecodable::Newer) => {}
         }
@@ -458,7 +464,7 @@ impl Operation for Scrub {
                 self.mend(&snapshot);
                 self.ghosts()
             }
-            Stage::Ghosts => self.haunted(&snapshot),
+            Stage::Ghosts => self.haunted(&snapshot, cx),
         }
     }
 

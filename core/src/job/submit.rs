@@ -5,22 +5,22 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use super::check;
+use super::key::{Found, Lookup, TakeOver};
 use super::look::Look;
 use super::moves::{Home, add, put};
 use super::record::{Job, KeyRecord, Owner, Policy, Status, Trail, encode_content};
 use super::view::view;
-use super::{Op, check};
 use crate::codec;
 use crate::event::Kind;
 use crate::failure::Failure;
 use crate::ids::JobId;
 use crate::limits;
-use crate::name::Name;
 use crate::opaque::{self, Form};
-use crate::replica::Mark;
-use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, Plan, applied, decode_record};
+use crate::replica::Op;
+use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, Plan, applied};
 use crate::request::{Response, Start, Submit as Asked};
-use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Version, Write, keys};
+use crate::store::{Answer, Clock, Expiry, Guard, Read, ScoreAt, Snapshot, Write, keys};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Submit {
@@ -28,16 +28,15 @@ pub(crate) struct Submit {
     stage: Stage,
     /// Set once the job's record has been made.
     made: Option<(JobId, Job)>,
-    /// The vanished owner whose key is taken over: its record's key, what stands there, the key's version.
-    over: Option<(Name, Record, Version)>,
+    /// The key names somebody who is gone.
+    over: Option<TakeOver>,
 }
 
 #[derive(Clone, Debug)]
 enum Stage {
     Clock,
     Sent,
-    Key,
-    Bound(KeyRecord, Version),
+    Key(Lookup),
 }
 
 /// What is compared when a key is used again: the fields with defaults, and the payload's bytes.
@@ -59,28 +58,9 @@ impl Submit {
         Ok(Submit { asked, stage: Stage::Clock, made: None, over: None })
     }
 
-    fn policy(&self, retention_ms: u64) -> Policy {
-        let a = &self.asked;
-        let max_attempts = a.max_attempts.unwrap_or(limits::MAX_ATTEMPTS);
-        Policy {
-            max_attempts,
-            max_deliveries: a.max_deliveries.unwrap_or_else(|| max_attempts.saturating_add(limits::EXTRA_DELIVERIES)),
-            max_age_ms: a.max_age_ms,
-            lease_ms: a.lease_ms,
-            run_timeout_ms: a.run_timeout_ms,
-            progress_timeout_ms: a.progress_timeout_ms,
-            queue_ttl_ms: a.queue_ttl_ms,
-            retention_ms: a.retention_ms.unwrap_or(retention_ms),
-            key_ttl_ms: a.key_ttl_ms,
-            backoff: a.backoff.unwrap_or_default(),
-            on_prem: a.on_prem,
-            cost: a.cost,
-        }
-    }
-
     fn fingerprint(&self) -> u128 {
         let a = &self.asked;
-        let policy = self.policy(limits::RETENTION_MS);
+        let policy = policy(a, &Policy::standard(limits::RETENTION_MS));
         let start = if a.start == Start::DelayMs(0) { Start::Now } else { a.start };
         let parts = Fingerprint {
             queue: &a.queue,
@@ -98,7 +78,7 @@ impl Submit {
         let own = cx.make.version();
         let id = cx.make.job_id(cx.clock);
         let a = &self.asked;
-        let policy = self.policy(cx.config.retention_ms);
+        let policy = policy(a, &Policy::standard(cx.config.retention_ms));
         let (due, score) = match a.start {
             // no-early-run: the replica's view of the clock may be ahead by what its own was stepped.
             Start::At(at) if at > cx.clock.saturating_sub(limits::CLOCK_FRESH_MS * limits::MILLI) => {
@@ -140,10 +120,7 @@ impl Submit {
             let name = keys::key(&a.tenant, key);
             match &self.over {
                 None => guards.push(Guard::Absent(name.clone())),
-                Some((old, found, version)) => {
-                    guards.push(super::moves::as_read(old.clone(), found));
-                    guards.push(Guard::At(name.clone(), *version));
-                }
+                Some(over) => guards.extend(over.guards(name.clone())),
             }
             let record = KeyRecord { owner: Owner::Job(id), fingerprint: self.fingerprint() };
             writes.push(put(name, own, codec::encode(&record), Expiry::Never));
@@ -188,6 +165,29 @@ impl Submit {
     }
 }
 
+/// A job's rules: its own, and `base` for what it leaves open.
+pub(crate) fn policy(a: &Asked, base: &Policy) -> Policy {
+    let max_attempts = a.max_attempts.unwrap_or(base.max_attempts);
+    let max_deliveries = match a.max_attempts {
+        Some(n) => n.saturating_add(limits::EXTRA_DELIVERIES),
+        None => base.max_deliveries,
+    };
+    Policy {
+        max_attempts,
+        max_deliveries: a.max_deliveries.unwrap_or(max_deliveries),
+        max_age_ms: a.max_age_ms.or(base.max_age_ms),
+        lease_ms: a.lease_ms.or(base.lease_ms),
+        run_timeout_ms: a.run_timeout_ms.or(base.run_timeout_ms),
+        progress_timeout_ms: a.progress_timeout_ms.or(base.progress_timeout_ms),
+        queue_ttl_ms: a.queue_ttl_ms.or(base.queue_ttl_ms),
+        retention_ms: a.retention_ms.unwrap_or(base.retention_ms),
+        key_ttl_ms: a.key_ttl_ms.or(base.key_ttl_ms),
+        backoff: a.backoff.unwrap_or(base.backoff),
+        on_prem: a.on_prem || base.on_prem,
+        cost: if a.cost == 1 { base.cost } else { a.cost },
+    }
+}
+
 /// The write that keeps a queue's name for at least a minute.
 pub(crate) fn known(tenant: &str, queue: &str) -> Write {
     Write::Add {
@@ -196,10 +196,6 @@ pub(crate) fn known(tenant: &str, queue: &str) -> Write {
         score: ScoreAt::Clock(limits::NAME_IDLE),
         raise: false,
     }
-}
-
-fn read_one(key: Name) -> Next {
-    Next::Read(Read { records: alloc::vec![key], ..Read::default() })
 }
 
 impl Operation for Submit {
@@ -213,44 +209,20 @@ impl Operation for Submit {
     }
 
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
-        let mut records = snapshot.records.into_iter();
-        match &self.stage {
-            Stage::Clock | Stage::Sent => self.commit(cx),
-            Stage::Key => match decode_record::<KeyRecord>(&records.next().unwrap_or(Record::Absent)) {
-                Ok(Some((version, key))) => {
-                    let owner = keys::owner(key.owner);
-                    self.stage = Stage::Bound(key, version);
-                    read_one(owner)
-                }
-                // Freed meanwhile.
-                Ok(None) => self.start(cx),
-                Err(_) => Next::fail(Failure::Quarantined),
-            },
-            Stage::Bound(key, version) => {
-                let (key, version) = (key.clone(), *version);
-                let record = records.next().unwrap_or(Record::Absent);
-                match key.owner {
-                    // Jobs and groups share one key space.
-                    Owner::Group(_) if !record.is_absent() => return Next::fail(Failure::KeyReused),
-                    Owner::Group(_) => {}
-                    Owner::Job(job) => match decode_record::<Job>(&record) {
-                        Ok(Some((_, found))) if !found.deleted => {
-                            if key.fingerprint != self.fingerprint() {
-                                return Next::fail(Failure::KeyReused);
-                            }
-                            cx.stats.submits_repeated += 1;
-                            return Next::Become(Op::Look(Box::new(Look::existing(self.asked.tenant.clone(), job))));
-                        }
-                        Ok(_) => {}
-                        Err(_) => return Next::fail(Failure::Quarantined),
-                    },
-                }
-                // acked-never-lost does not cover a record that the store lost; the key must not
-                // stay bound to it for ever.
-                cx.mark(Mark::KeyTakenOver);
-                self.over = Some((keys::owner(key.owner), record, version));
+        let Stage::Key(lookup) = &mut self.stage else { return self.commit(cx) };
+        match lookup.read(&snapshot, cx) {
+            Found::Read(read) => Next::Read(read),
+            Found::Existing(Owner::Job(job)) => {
+                Next::Become(Op::Look(Box::new(Look::existing(self.asked.tenant.clone(), job))))
+            }
+            // Another kind of body than a job's.
+            Found::Existing(Owner::Group(_)) => Next::fail(Failure::KeyReused),
+            Found::Free(None) => self.start(cx),
+            Found::Free(over) => {
+                self.over = over;
                 self.commit(cx)
             }
+            Found::Failed(failure) => Next::fail(failure),
         }
     }
 
@@ -260,8 +232,10 @@ impl Operation for Submit {
         }
         match (&self.asked.key, answers.first()) {
             (Some(key), Some(Answer::Refused(_))) => {
-                self.stage = Stage::Key;
-                read_one(keys::key(&self.asked.tenant, key))
+                let lookup = Lookup::new(keys::key(&self.asked.tenant, key), self.fingerprint());
+                let read = lookup.start();
+                self.stage = Stage::Key(lookup);
+                Next::Read(read)
             }
             _ => self.start(cx),
         }

@@ -87,7 +87,7 @@ impl Deadlines {
             }
             Ok(None) => {
                 self.what.push(Did::Lost);
-                Some(vec![moves::lost(id, home, &[], guards)])
+                Some(vec![moves::lost(id, home, &[], guards, cx.make.version())])
             }
             Err(Undecodable::Newer) => {
                 cx.mark(Mark::NewerFormat);
@@ -95,7 +95,7 @@ impl Deadlines {
             }
             Err(Undecodable::Corrupt) => {
                 self.what.push(Did::Quarantined);
-                Some(vec![moves::quarantine(id, home, main, guards)])
+                Some(vec![moves::quarantine(id, home, main, guards, cx.make.version())])
             }
             Ok(Some((_, job))) if job.end.is_some() => {
                 // A ghost: its job has ended.
@@ -160,7 +160,7 @@ impl Deadlines {
             }
             Err(Undecodable::Corrupt) => {
                 self.what.push(Did::Quarantined);
-                Some(moves::quarantine(id, None, main, guards))
+                Some(moves::quarantine(id, None, main, guards, cx.make.version()))
             }
         }
     }
@@ -201,7 +201,7 @@ impl Deadlines {
             }
             Err(Undecodable::Corrupt) => {
                 self.what.push(Did::Quarantined);
-                Some(vec![moves::quarantine(id, None, main, guards)])
+                Some(vec![moves::quarantine(id, None, main, guards, cx.make.version())])
             }
         }
     }

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use super::step::{Call, Replica, Shape, State, What};
 use super::task::TaskId;
 use super::{Output, Outputs, StoreId, StoreOp};
-use crate::job;
+use crate::job::sweep::trim;
 use crate::limits;
 use crate::store::{Commit, Read};
 
@@ -187,7 +187,7 @@ impl Replica {
         if !grows {
             for _ in 0..TRIMS {
                 let Some((index, n)) = self.trims.pop_first() else { break };
-                let txn = job::trim(index, n.min(limits::TRIM)).seal(clock.saturating_add(limits::VALID));
+                let txn = trim(index, n.min(limits::TRIM)).seal(clock.saturating_add(limits::VALID));
                 txns.push(Arc::new(txn));
             }
         }

@@ -3,6 +3,7 @@
 mod batch;
 mod breaker;
 mod clock;
+mod op;
 mod polls;
 mod replies;
 mod requests;
@@ -12,6 +13,7 @@ mod timers;
 
 use alloc::vec::Vec;
 
+pub(crate) use op::Op;
 pub use step::Replica;
 
 use crate::name::Name;
@@ -112,6 +114,9 @@ pub enum Mark {
     ClaimUndone,
     MailboxFull,
     KeyTakenOver,
+    GroupStopped,
+    GroupFinalized,
+    GroupRemoved,
 }
 
 /// What differs between deployments.
@@ -179,6 +184,9 @@ pub struct Stats {
     pub lost: u64,
     pub reindexed: u64,
     pub quarantined: u64,
+    pub groups: u64,
+    pub groups_finalized: u64,
+    pub children_released: u64,
     pub ghosts: u64,
     pub reads: u64,
     pub commits: u64,

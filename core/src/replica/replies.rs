@@ -8,7 +8,7 @@ use super::task::{Evidence, Operation as _, TaskId, Verdict, applied};
 use super::{Mark, Outputs, StoreAnswer, StoreId};
 use crate::failure::Failure;
 use crate::limits;
-use crate::store::{Answer, Clock, CommitReply, Record, Snapshot, StoreError};
+use crate::store::{Answer, Clock, CommitReply, Record, Snapshot, StoreError, Write, keys};
 
 impl Replica {
     pub(super) fn store_reply(&mut self, id: StoreId, reply: Result<StoreAnswer, StoreError>, out: &mut Outputs) {
@@ -138,6 +138,7 @@ impl Replica {
         let clock = reply.clock;
         let mut answers = reply.answers.into_iter();
         let mut woken = BTreeSet::new();
+        let mut marked = false;
         for (id, n) in tasks {
             let answers: Vec<Answer> = answers.by_ref().take(n).collect();
             let Some(task) = self.tasks.get_mut(&id) else { continue };
@@ -147,8 +148,10 @@ impl Replica {
             task.committed |= applied;
             if applied {
                 for txn in &pending.txns {
+                    marked |=
+                        txn.writes.iter().any(|w| matches!(w, Write::Notify(topic) if *topic == keys::TOPIC_GROUPS));
                     woken.extend(txn.writes.iter().filter_map(|w| match w {
-                        crate::store::Write::Append { log, .. } => Some(log.clone()),
+                        Write::Append { log, .. } => Some(log.clone()),
                         _ => None,
                     }));
                 }
@@ -172,6 +175,10 @@ impl Replica {
             } else {
                 self.act(id, out, |op, cx| op.answered(clock, answers, cx));
             }
+        }
+        if marked {
+            // Whoever ended a child releases the next at once.
+            self.sweeps.groups_next = self.now;
         }
         self.stirred.extend(woken.into_iter().filter(|log| self.polls.first(log).is_some()));
     }

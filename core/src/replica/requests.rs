@@ -2,11 +2,12 @@
 
 use alloc::vec::Vec;
 
+use super::op::{self, Op};
 use super::step::{Asked, Join, Origin, Replica, State, Task};
 use super::task::{Operation as _, TaskId};
 use super::{Mark, Output, Outputs};
 use crate::failure::Failure;
-use crate::job::{self, Op};
+use crate::job;
 use crate::limits;
 use crate::request::{Request, RequestId, Response};
 
@@ -56,13 +57,14 @@ impl Replica {
             Request::Batch(items) => items.len(),
             _ => 1,
         };
-        let weight = job::weight(request);
+        let weight = op::weight(request);
         // What ends or extends a lease is let in when nothing else is: it makes room.
-        let share = if job::drains(request) { 2 } else { 1 };
+        let share = if op::drains(request) { 2 } else { 1 };
         // One request is always let in, however small the mailbox or large the batch.
         let full = self.in_work() > 0 && self.in_work() + n > self.config.mailbox * share
             || self.bytes > 0 && self.bytes + weight > self.config.mailbox_bytes * share
-            || self.polling >= limits::POLLS && matches!(request, Request::Claim(_) | Request::Events { .. });
+            || self.polling >= limits::POLLS
+                && matches!(request, Request::Claim(_) | Request::Events { .. } | Request::Group { .. });
         if full {
             self.marks.push(Mark::MailboxFull);
             self.stats.refused_mailbox += 1;
@@ -72,7 +74,7 @@ impl Replica {
     }
 
     pub(super) fn open(&mut self, origin: Origin, request: Request, out: &mut Outputs) {
-        let weight = job::weight(&request);
+        let weight = op::weight(&request);
         match Op::of(request, self.nonce) {
             Err(failure) => {
                 self.tell(origin, Err(failure), out);
@@ -100,6 +102,7 @@ impl Replica {
         let wait_ms = match &op {
             Op::Claim(claim) => claim.wait_ms(),
             Op::Events(events) => events.wait_ms(),
+            Op::Group(look) => look.wait_ms(),
             _ => 0,
         };
         let deadline = self.now + wait_ms + limits::REQUEST_MS;

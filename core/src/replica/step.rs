@@ -6,12 +6,13 @@ use alloc::vec::Vec;
 
 use super::breaker::Breaker;
 use super::clock::StoreClock;
+use super::op::Op;
 use super::polls::Polls;
 use super::task::{Cx, Draft, Evidence, Next, Operation as _, Plan, Queues, TaskId};
 use super::{Config, Input, Mark, Now, Output, Outputs, Stats, StoreId};
 use crate::failure::Failure;
 use crate::ids::{JobId, Maker};
-use crate::job::{Cursor, Op};
+use crate::job::scrub::Cursor;
 use crate::limits;
 use crate::name::Name;
 use crate::request::{Outcome, RequestId, Response};
@@ -93,13 +94,14 @@ pub(super) enum Origin {
     Orphan,
     Deadlines,
     Names,
+    Groups,
     Scrub,
     Repair,
 }
 
 impl Origin {
     pub(super) fn is_sweep(self) -> bool {
-        matches!(self, Origin::Deadlines | Origin::Names | Origin::Scrub | Origin::Repair)
+        matches!(self, Origin::Deadlines | Origin::Names | Origin::Groups | Origin::Scrub | Origin::Repair)
     }
 }
 
@@ -182,6 +184,9 @@ pub(super) struct Sweeps {
     pub(super) last: Now,
     pub(super) deadlines: Option<TaskId>,
     pub(super) names: Option<TaskId>,
+    pub(super) groups: Option<TaskId>,
+    pub(super) groups_next: Now,
+    pub(super) groups_last: Now,
     pub(super) scrub: Option<TaskId>,
     pub(super) repair: Option<TaskId>,
     pub(super) scrub_next: Now,
@@ -260,6 +265,7 @@ impl Replica {
     pub fn next_timer(&self) -> Option<Now> {
         let waiting = !self.to_read.is_empty() || self.to_commit.iter().any(|q| !q.is_empty());
         let sweep = self.sweeps.deadlines.is_none().then_some(self.sweeps.next);
+        let groups = self.sweeps.groups.is_none().then_some(self.sweeps.groups_next);
         let scrub = (self.config.scrub_ms > 0 && self.sweeps.scrub.is_none()).then_some(self.sweeps.scrub_next);
         let scouts = (self.polls.len() > 0).then_some(self.sweeps.scouts_next);
         let readers = (!self.stirred.is_empty()).then_some(self.sweeps.readers_next);
@@ -267,7 +273,10 @@ impl Replica {
         let timeout = self.calls.values().map(|c| c.sent + limits::STORE_TIMEOUT_MS).min();
         let deadline = self.deadlines.first().map(|d| d.0);
         let parked = self.parked.first().map(|p| p.0);
-        [sweep, scrub, scouts, readers, hold, timeout, deadline, parked, self.polls.next()].into_iter().flatten().min()
+        [sweep, groups, scrub, scouts, readers, hold, timeout, deadline, parked, self.polls.next()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     pub fn stats(&self) -> Stats {
@@ -408,6 +417,15 @@ impl Replica {
                     self.sweeps.next = self.sweeps.next.min(wake.max(self.now + SWEEP_GAP_MS));
                 }
             }
+            Op::Groups(step) => {
+                if step.more {
+                    self.sweeps.groups_next = self.now;
+                } else if let Some(at) = step.next {
+                    let ms = at.saturating_sub(self.clock.estimate(self.now)) / limits::MILLI;
+                    let wake = self.now + ms + 1 + self.make.up_to(20);
+                    self.sweeps.groups_next = self.sweeps.groups_next.min(wake);
+                }
+            }
             Op::Names(names) if names.more => self.sweeps.next = self.sweeps.next.min(self.now + SWEEP_GAP_MS),
             Op::Scrub(scrub) if task.origin == Origin::Scrub => self.sweeps.cursor = scrub.cursor.clone(),
             _ => {}
@@ -438,6 +456,7 @@ impl Replica {
             Origin::Orphan => {}
             Origin::Deadlines => self.sweeps.deadlines = None,
             Origin::Names => self.sweeps.names = None,
+            Origin::Groups => self.sweeps.groups = None,
             Origin::Scrub => self.sweeps.scrub = None,
             Origin::Repair => self.sweeps.repair = None,
         }

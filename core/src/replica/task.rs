@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use super::{Config, Mark, Stats};
 use crate::codec::{self, Undecodable};
 use crate::failure::Failure;
+use crate::group::record::Group;
 use crate::ids::{JobId, Maker};
 use crate::job::record::{Job, QueueRecord, Trail};
 use crate::limits;
@@ -26,7 +27,7 @@ pub(crate) enum Next {
     Wait(Vec<Name>),
     Done(Outcome),
     /// The rest is another operation's.
-    Become(crate::job::Op),
+    Become(super::Op),
 }
 
 impl Next {
@@ -101,6 +102,7 @@ pub(crate) struct Evidence {
 pub(crate) enum EvidenceKind {
     Job,
     Queue,
+    Group,
     /// No trail: only the present version speaks.
     Plain,
 }
@@ -134,6 +136,7 @@ impl Evidence {
         let trail = match self.kind {
             EvidenceKind::Plain => return if self.found.is_none() { Verdict::NotApplied } else { Verdict::Unknown },
             EvidenceKind::Job => record.bytes().and_then(|b| codec::decode::<Job>(b).ok()).map(|j| j.trail),
+            EvidenceKind::Group => record.bytes().and_then(|b| codec::decode::<Group>(b).ok()).map(|g| g.trail),
             EvidenceKind::Queue => record.bytes().and_then(|b| codec::decode::<QueueRecord>(b).ok()).map(|q| q.trail),
         };
         let Some(trail) = trail else { return Verdict::Unknown };

@@ -3,17 +3,20 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use super::op::Op;
 use super::step::{Origin, READERS_GAP_MS, Replica, SWEEP_GAP_MS, State};
 use super::task::{Operation as _, TaskId};
 use super::{Outputs, StoreId};
 use crate::failure::Failure;
-use crate::job::{self, Op};
+use crate::job::scrub::Scrub;
 use crate::limits;
 use crate::name::Name;
 use crate::store::keys;
 
 /// Jobs mended at once.
 const REPAIRS: usize = 100;
+/// Marked groups are looked at no more often than this, unless this replica marked one itself.
+const GROUPS_GAP_MS: u64 = 10;
 /// Topics whose first waiter asks again at one tick.
 const SCOUTS: usize = 200;
 
@@ -21,6 +24,19 @@ impl Replica {
     pub(super) fn notified(&mut self, topic: &Name, out: &mut Outputs) {
         if *topic == keys::TOPIC_DUE {
             self.sweeps.next = self.sweeps.next.min((self.sweeps.last + SWEEP_GAP_MS).max(self.now));
+        } else if *topic == keys::TOPIC_GROUPS {
+            // Another replica's as likely as this one's: they do not all come at once.
+            let wait = self.make.up_to(GROUPS_GAP_MS);
+            let next = (self.sweeps.groups_last + GROUPS_GAP_MS).max(self.now) + wait;
+            self.sweeps.groups_next = self.sweeps.groups_next.min(next);
+        } else if topic.starts_with(&keys::GROUP) {
+            // Everybody who waits for the group's end is told.
+            for id in self.polls.all(topic) {
+                self.rouse(id, out);
+            }
+            if self.polling > self.polls.len() {
+                self.missed.insert(topic.clone());
+            }
         } else {
             self.wake(topic, out);
         }
@@ -105,6 +121,13 @@ impl Replica {
                 self.sweeps.names = self.start_sweep(Origin::Names, Op::Names(Box::default()), out);
             }
         }
+        if self.now >= self.sweeps.groups_next && self.sweeps.groups.is_none() {
+            let first = self.sweeps.groups_last == 0 && !self.started;
+            self.sweeps.groups_last = self.now;
+            let pace = self.config.sweep_ms;
+            self.sweeps.groups_next = self.now + if first { self.make.up_to(pace) } else { pace };
+            self.sweeps.groups = self.start_sweep(Origin::Groups, Op::Groups(Box::default()), out);
+        }
         if self.now >= self.sweeps.scouts_next {
             self.sweeps.scouts_next = self.now + self.config.sweep_ms;
             // A notification may have been lost.
@@ -126,13 +149,13 @@ impl Replica {
         }
         if self.config.scrub_ms > 0 && self.now >= self.sweeps.scrub_next && self.sweeps.scrub.is_none() {
             self.sweeps.scrub_next = self.now + self.config.scrub_ms;
-            let op = Op::Scrub(Box::new(job::Scrub::page(self.sweeps.cursor.clone())));
+            let op = Op::Scrub(Box::new(Scrub::page(self.sweeps.cursor.clone())));
             self.sweeps.scrub = self.start_sweep(Origin::Scrub, op, out);
         }
         if !self.repairs.is_empty() && self.sweeps.repair.is_none() {
             let ids: Vec<_> = self.repairs.iter().copied().take(REPAIRS).collect();
             self.repairs.retain(|id| !ids.contains(id));
-            let op = Op::Scrub(Box::new(job::Scrub::jobs(ids)));
+            let op = Op::Scrub(Box::new(Scrub::jobs(ids)));
             self.sweeps.repair = self.start_sweep(Origin::Repair, op, out);
         }
     }

@@ -7,7 +7,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::ids::{GroupId, JobId};
-use crate::job::record::{Class, Owner, Status};
+use crate::job::record::{ChildOutcome, Class, Owner, Status};
 use crate::name::Name;
 
 pub const JOB: Name = Name::from_static("job/");
@@ -17,6 +17,7 @@ pub const RESULT: Name = Name::from_static("result/");
 pub const LEASE: Name = Name::from_static("lease/");
 pub const PROGRESS: Name = Name::from_static("progress/");
 pub const GROUP: Name = Name::from_static("group/");
+pub const MARK: Name = Name::from_static("mark/");
 
 /// Index: job @ end of its lease.
 pub const LEASES: Name = Name::from_static("leases");
@@ -26,6 +27,12 @@ pub const DUE: Name = Name::from_static("due");
 pub const TTL: Name = Name::from_static("ttl");
 /// Index: tenant/queue @ when it is looked at next.
 pub const NAMES: Name = Name::from_static("names");
+/// Index: group @ when it was marked; there may be something to do for it.
+pub const GROUPS_DUE: Name = Name::from_static("groups/due");
+/// Index: group @ when it is stopped unless it is sealed before.
+pub const GROUPS_OPEN: Name = Name::from_static("groups/open");
+/// Index: group @ end of its retention.
+pub const GROUPS_ENDED: Name = Name::from_static("groups/ended");
 /// Index: job @ clock; undecodable.
 pub const QUARANTINE: Name = Name::from_static("quarantine");
 
@@ -65,6 +72,36 @@ pub fn progress(id: JobId) -> Name {
 /// Record: a group's main record.
 pub fn group(id: GroupId) -> Name {
     GROUP.join(&id.text())
+}
+
+/// Record: that there may be something to do for a group; only its version counts.
+pub fn mark(id: GroupId) -> Name {
+    MARK.join(&id.text())
+}
+
+/// The member that stands for a group in every index.
+pub fn group_member(id: GroupId) -> Name {
+    Name::new(&id.text())
+}
+
+/// The group that a member stands for.
+pub fn group_of(member: &Name) -> Option<GroupId> {
+    member.as_str()?.parse().ok()
+}
+
+/// Index: child @ index; not released yet.
+pub fn held(id: GroupId) -> Name {
+    Name::from_static("held/").join(&id.text())
+}
+
+/// Index: child; released and not ended. Its size is what `max_parallel` bounds.
+pub fn released(id: GroupId) -> Name {
+    Name::from_static("released/").join(&id.text())
+}
+
+/// Index: child @ index; ended so.
+pub fn done(id: GroupId, outcome: ChildOutcome) -> Name {
+    Name::from(alloc::format!("done/{id}/{}", outcome.text()))
 }
 
 /// The main record of whom an idempotency key names.
@@ -167,6 +204,14 @@ pub fn topic_queue(tenant: &str, queue: &str) -> Name {
 
 /// Topic: something was entered in [`DUE`].
 pub const TOPIC_DUE: Name = Name::from_static("due");
+
+/// Topic: a group was marked.
+pub const TOPIC_GROUPS: Name = Name::from_static("groups");
+
+/// Topic: the group is final.
+pub fn topic_group(id: GroupId) -> Name {
+    group(id)
+}
 
 /// Topic: the job was cancelled while it ran.
 pub fn topic_stop(job: JobId) -> Name {

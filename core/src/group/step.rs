@@ -1,0 +1,416 @@
+//! What is to be done for groups, by whichever replica notices: releasing children, stopping, finalizing;
+//! open time-outs; removing groups whose retention has ended.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::change::stop;
+use super::record::{Group, GroupStatus, Mode, Stop};
+use super::{SIZES, counts, sizes};
+use crate::codec::{self, Undecodable};
+use crate::event::Kind;
+use crate::ids::GroupId;
+use crate::job::moves::{self, Home, add, as_read, group_event, put, remove};
+use crate::job::operate;
+use crate::job::record::{ChildOutcome, Job, Status};
+use crate::limits;
+use crate::name::Name;
+use crate::replica::Mark;
+use crate::replica::task::{Cx, Draft, Next, Operation, Plan, decode_record};
+use crate::request::{GroupCounts, Response};
+use crate::store::{
+    Answer, Clock, Each, Entry, Expiry, Guard, Read, Record, SCORE_MAX, Score, ScoreAt, Slice, Snapshot, Source, Span,
+    Standing, Take, UpTo, Write, keys,
+};
+
+/// One look at the groups that are marked, overdue or past their retention.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Step {
+    marked: Vec<GroupId>,
+    /// Those of them that are being stopped: their children are needed.
+    stopping: Vec<GroupId>,
+    open: Vec<GroupId>,
+    ended: Vec<GroupId>,
+    looked: bool,
+    drafts: Vec<Draft>,
+    /// Parallel to `drafts`.
+    did: Vec<Did>,
+    /// Something was done that may leave more to do.
+    pub more: bool,
+    /// When the next time-out or retention ends, by the store's clock.
+    pub next: Option<Clock>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Did {
+    Released,
+    Stopped,
+    Cancelled,
+    Finalized,
+    Unmarked,
+    Removed,
+}
+
+fn due(index: Name, limit: usize) -> Slice {
+    Slice { index, after: None, up_to: UpTo::Clock, limit, give: Vec::new() }
+}
+
+/// What stands past the clock: it tells when to look again.
+fn soon(index: Name, clock: Clock) -> Slice {
+    let past = Name::from_static("\u{7f}");
+    Slice { index, after: Some((clock, past)), up_to: UpTo::End, limit: 1, give: Vec::new() }
+}
+
+fn children(index: Name, give: Vec<Name>) -> Slice {
+    Slice { index, after: None, up_to: UpTo::End, limit: limits::SWEEP_CHILDREN, give }
+}
+
+/// What is known of one marked group, of one moment.
+struct Seen<'a> {
+    id: GroupId,
+    group: &'a Record,
+    mark: &'a Record,
+    counts: GroupCounts,
+    /// Held and released children, with job and lease.
+    children: Option<[&'a [Entry]; 2]>,
+    clock: Clock,
+}
+
+impl Step {
+    fn draft(&mut self, did: Did, draft: Draft) {
+        self.drafts.push(draft);
+        self.did.push(did);
+    }
+
+    /// Everything about the groups found, of one moment.
+    fn look(&mut self) -> Next {
+        self.looked = true;
+        let mut read = Read::default();
+        for id in &self.marked {
+            read.records.extend([keys::group(*id), keys::mark(*id)]);
+            read.counts.extend(sizes(*id));
+            if self.stopping.contains(id) {
+                let give = || vec![keys::JOB, keys::LEASE];
+                read.slices.extend([keys::held(*id), keys::released(*id)].map(|index| children(index, give())));
+            }
+        }
+        read.records.extend(self.open.iter().map(|id| keys::group(*id)));
+        for id in &self.ended {
+            let done = ChildOutcome::ALL.into_iter().map(|o| children(keys::done(*id, o), vec![keys::JOB]));
+            read.slices.extend(done);
+        }
+        Next::Read(read)
+    }
+
+    fn decide(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) {
+        let mut records = snapshot.records.iter();
+        let mut slices = snapshot.slices.iter().map(Vec::as_slice);
+        let mut sizes = snapshot.counts.chunks(SIZES);
+        for id in core::mem::take(&mut self.marked) {
+            let seen = Seen {
+                id,
+                group: records.next().unwrap_or(&Record::Absent),
+                mark: records.next().unwrap_or(&Record::Absent),
+                counts: counts(sizes.next().unwrap_or_default()),
+                children: self
+                    .stopping
+                    .contains(&id)
+                    .then(|| [slices.next(), slices.next()].map(Option::unwrap_or_default)),
+                clock: snapshot.clock,
+            };
+            self.step(&seen, cx);
+        }
+        for id in core::mem::take(&mut self.open) {
+            self.overdue(id, records.next().unwrap_or(&Record::Absent), cx);
+        }
+        for id in core::mem::take(&mut self.ended) {
+            let done: Vec<&[Entry]> = slices.by_ref().take(ChildOutcome::ALL.len()).collect();
+            self.remove(id, &done);
+        }
+    }
+
+    fn step(&mut self, seen: &Seen<'_>, cx: &mut Cx<'_>) {
+        let (version, group) = match decode_record::<Group>(seen.group) {
+            Ok(Some((version, group))) if group.end.is_none() => (version, group),
+            Err(Undecodable::Newer) => {
+                cx.mark(Mark::NewerFormat);
+                return;
+            }
+            // Final, gone, or not to be read: nothing can be done for it.
+            _ => return self.unmark(seen),
+        };
+        let total = u64::from(group.filled);
+        let stopped = group.stopped.is_some();
+        if group.mode == Mode::FailFast && seen.counts.dead > 0 && !stopped && seen.counts.done() < total {
+            let own = cx.make.version();
+            self.more = true;
+            self.draft(Did::Stopped, stop(seen.id, &group, version, Stop::ChildDead, own));
+        } else if (group.sealed || stopped) && seen.counts.done() >= total {
+            for draft in finalize(seen, &group, version, cx) {
+                self.draft(Did::Finalized, draft);
+            }
+        } else if stopped {
+            self.cancel(seen, &group, cx);
+        } else {
+            self.release(seen, &group, version);
+        }
+    }
+
+    /// Takes the next children from those held, as many as there is room for.
+    fn release(&mut self, seen: &Seen<'_>, group: &Group, version: crate::store::Version) {
+        let room = match group.max_parallel {
+            Some(max) => u64::from(max).saturating_sub(seen.counts.in_flight),
+            None => u64::MAX,
+        };
+        let n = room.min(seen.counts.held).min(limits::SWEEP_CHILDREN as u64);
+        if n == 0 {
+            return self.unmark(seen);
+        }
+        let home = Home::from(group);
+        let each = vec![
+            Each::Remove { index: home.index(Status::Held) },
+            Each::Add { index: home.index(Status::Queued), score: ScoreAt::Clock(0) },
+            Each::Add { index: keys::released(seen.id), score: ScoreAt::Number(SCORE_MAX) },
+        ];
+        let take = Take {
+            n: n as usize,
+            from: vec![Source { index: keys::held(seen.id), due: false, each }],
+            give: Vec::new(),
+            max_bytes: 0,
+        };
+        let mut guards = vec![Guard::At(keys::group(seen.id), version)];
+        if let Some(max) = group.max_parallel {
+            // limit-held: refused if another replica used the room meanwhile.
+            guards.push(Guard::Below(keys::released(seen.id), Span::All, u64::from(max).saturating_sub(n - 1)));
+        }
+        if group.mode == Mode::FailFast {
+            // After a child is dead nobody else is released, before the group is stopped as well.
+            guards.push(Guard::Below(keys::done(seen.id, ChildOutcome::Dead), Span::All, 1));
+        }
+        let writes = vec![Write::Notify(home.topic())];
+        self.draft(Did::Released, Draft { guards, take: Some(take), writes });
+        if n < room.min(seen.counts.held) {
+            self.more = true;
+        } else {
+            // Whoever ends or comes in between marks it anew, and this is refused.
+            self.unmark(seen);
+        }
+    }
+
+    /// A page of the children of a group that was stopped.
+    fn cancel(&mut self, seen: &Seen<'_>, group: &Group, cx: &mut Cx<'_>) {
+        let Some(children) = seen.children else {
+            // Stopped since it was first read.
+            self.more = true;
+            return;
+        };
+        let mut some = false;
+        for entry in children.into_iter().flatten() {
+            let (Some(id), [main, lease]) = (keys::job_of(&entry.member), &*entry.records) else { continue };
+            if main.is_unread() || lease.is_unread() {
+                some = true;
+                continue;
+            }
+            match decode_record::<Job>(main) {
+                Ok(Some((version, job))) if job.end.is_none() => {
+                    some = true;
+                    for draft in operate::cancel(id, &job, version, lease, seen.clock, cx).0 {
+                        self.draft(Did::Cancelled, draft);
+                    }
+                }
+                Ok(None) => {
+                    some = true;
+                    let guards = vec![as_read(keys::lease(id), lease)];
+                    let own = cx.make.version();
+                    self.draft(Did::Cancelled, moves::lost(id, Some(Home::from(group)), &[], guards, own));
+                }
+                // The scrub's.
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+        if some {
+            self.more = true;
+        } else {
+            self.unmark(seen);
+        }
+    }
+
+    fn unmark(&mut self, seen: &Seen<'_>) {
+        let writes = vec![Write::Delete(keys::mark(seen.id)), remove(keys::GROUPS_DUE, &keys::group_member(seen.id))];
+        let mut guards = vec![as_read(keys::mark(seen.id), seen.mark)];
+        // An entry without its record, and the group's version, so that a second application is refused.
+        if seen.mark.is_absent() {
+            guards.push(as_read(keys::group(seen.id), seen.group));
+            guards.push(Guard::Member(keys::GROUPS_DUE, keys::group_member(seen.id), Standing::Due));
+        }
+        self.draft(Did::Unmarked, Draft::new(guards, writes));
+    }
+
+    /// A group that was not sealed in time.
+    fn overdue(&mut self, id: GroupId, record: &Record, cx: &mut Cx<'_>) {
+        let member = keys::group_member(id);
+        let due = Guard::Member(keys::GROUPS_OPEN, member.clone(), Standing::Due);
+        let mut draft = match decode_record::<Group>(record) {
+            Ok(Some((version, group))) if group.end.is_none() && !group.sealed => {
+                stop(id, &group, version, Stop::OpenTimeout, cx.make.version())
+            }
+            Err(Undecodable::Newer) => {
+                cx.mark(Mark::NewerFormat);
+                return;
+            }
+            _ => Draft::new(vec![as_read(keys::group(id), record)], vec![remove(keys::GROUPS_OPEN, &member)]),
+        };
+        draft.guards.push(due);
+        self.draft(Did::Stopped, draft);
+    }
+
+    /// A page of the children of a group whose retention has ended; at last the group's own entry.
+    fn remove(&mut self, id: GroupId, done: &[&[Entry]]) {
+        let member = keys::group_member(id);
+        let ended = Guard::Member(keys::GROUPS_ENDED, member.clone(), Standing::Due);
+        for (outcome, entries) in ChildOutcome::ALL.into_iter().zip(done) {
+            for entry in *entries {
+                let Some(child) = keys::job_of(&entry.member) else { continue };
+                let mut writes = vec![remove(keys::done(id, outcome), &entry.member)];
+                // One that cannot be read stays in quarantine.
+                if let Ok(job) = entry.records.first().map_or(Ok(None), decode_record::<Job>) {
+                    let keys = [keys::job, keys::payload, keys::result, keys::history, keys::lease, keys::progress];
+                    writes.extend(keys.map(|key| Write::Delete(key(child))));
+                    let indexes = |job: Job| Status::ALL.map(|s| Home::from(&job).index(s));
+                    let indexes = job.map(|(_, job)| indexes(job)).into_iter().flatten();
+                    writes.extend(indexes.map(|index| remove(index, &entry.member)));
+                }
+                self.draft(Did::Removed, Draft::new(vec![ended.clone()], writes));
+            }
+        }
+        if done.iter().any(|entries| !entries.is_empty()) {
+            self.more = true;
+            return;
+        }
+        let mut guards = vec![ended];
+        guards.extend(ChildOutcome::ALL.into_iter().map(|o| Guard::Below(keys::done(id, o), Span::All, 1)));
+        self.draft(Did::Removed, Draft::new(guards, vec![remove(keys::GROUPS_ENDED, &member)]));
+    }
+}
+
+/// How a group ends whose children have all ended.
+fn end(group: &Group, counts: &GroupCounts) -> GroupStatus {
+    match group.stopped {
+        Some(Stop::Cancelled | Stop::OpenTimeout) => GroupStatus::Cancelled,
+        Some(Stop::ChildDead) => GroupStatus::Failed,
+        None if group.mode == Mode::FailFast && counts.dead > 0 => GroupStatus::Failed,
+        None if counts.succeeded == u64::from(group.filled) => GroupStatus::Succeeded,
+        None if counts.succeeded == 0 => GroupStatus::Failed,
+        None => GroupStatus::Partial,
+    }
+}
+
+/// finalized-once: the only guard is the group's version. While it stands the sum of the outcomes can only
+/// grow, since a child's retry puts the group; an entry that was lost delays the end, and never hurries it.
+fn finalize(seen: &Seen<'_>, group: &Group, version: crate::store::Version, cx: &mut Cx<'_>) -> Vec<Draft> {
+    let own = cx.make.version();
+    let id = seen.id;
+    let status = end(group, &seen.counts);
+    let retention = group.policy.retention_ms;
+    let key_ms = match (&group.key, status) {
+        (Some(_), GroupStatus::Succeeded) => group.policy.key_ttl_ms.unwrap_or(retention),
+        _ => 0,
+    };
+    let kept = retention.max(key_ms).saturating_mul(limits::MILLI).max(limits::STUB);
+    let mut next = group.after(version);
+    next.end = Some((status, seen.clock));
+    let member = keys::group_member(id);
+    let writes = vec![
+        put(keys::group(id), own, codec::encode(&next), Expiry::Clock(kept)),
+        remove(keys::GROUPS_OPEN, &member),
+        add(keys::GROUPS_ENDED, &member, ScoreAt::Clock(kept)),
+        Write::Delete(keys::mark(id)),
+        remove(keys::GROUPS_DUE, &member),
+        group_event(Kind::GroupFinalized, id, Home::from(group), None, Some(status.text())),
+        Write::Notify(keys::topic_group(id)),
+    ];
+    let plain = Draft::new(vec![Guard::At(keys::group(id), version)], writes);
+    let Some((key, key_version)) = &group.key else { return vec![plain] };
+    let key = keys::key(&group.tenant, key);
+    let mut with_key = plain.clone();
+    with_key.guards.push(Guard::At(key.clone(), *key_version));
+    with_key.writes.push(match status {
+        GroupStatus::Succeeded => Write::Expire(key, Expiry::Clock(key_ms.saturating_mul(limits::MILLI))),
+        _ => Write::Delete(key),
+    });
+    vec![with_key, plain]
+}
+
+fn groups(entries: Option<&Vec<Entry>>) -> Vec<GroupId> {
+    entries.into_iter().flatten().filter_map(|e| keys::group_of(&e.member)).collect()
+}
+
+impl Operation for Step {
+    fn start(&mut self, cx: &mut Cx<'_>) -> Next {
+        *self = Step::default();
+        Next::Read(Read {
+            slices: vec![
+                Slice { give: vec![keys::GROUP], ..due(keys::GROUPS_DUE, limits::SWEEP_GROUPS) },
+                due(keys::GROUPS_OPEN, limits::SWEEP_GROUPS),
+                due(keys::GROUPS_ENDED, 1),
+                soon(keys::GROUPS_OPEN, cx.clock),
+                soon(keys::GROUPS_ENDED, cx.clock),
+            ],
+            ..Read::default()
+        })
+    }
+
+    fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
+        if !self.looked {
+            self.marked = groups(snapshot.slices.first());
+            let stopping = |e: &&Entry| {
+                let group = e.records.first().and_then(|r| decode_record::<Group>(r).ok().flatten());
+                group.is_some_and(|(_, g)| g.stopped.is_some() && g.end.is_none())
+            };
+            let found = snapshot.slices.first().into_iter().flatten();
+            self.stopping = found.filter(stopping).filter_map(|e| keys::group_of(&e.member)).collect();
+            self.open = groups(snapshot.slices.get(1));
+            self.ended = groups(snapshot.slices.get(2));
+            let heads = snapshot.slices.iter().skip(3).flatten();
+            self.next = heads.map(|e: &Entry| -> Score { e.score }).filter(|s| *s > snapshot.clock).min();
+            self.more = self.marked.len().max(self.open.len()) >= limits::SWEEP_GROUPS || !self.ended.is_empty();
+            if self.marked.is_empty() && self.open.is_empty() && self.ended.is_empty() {
+                return Next::ok(Response::Ready);
+            }
+            return self.look();
+        }
+        self.decide(&snapshot, cx);
+        if self.drafts.is_empty() {
+            self.more = false;
+            return Next::ok(Response::Ready);
+        }
+        Next::Commit(Plan::new(core::mem::take(&mut self.drafts)))
+    }
+
+    fn answered(&mut self, _: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
+        let mut any = false;
+        for (did, answer) in self.did.iter().zip(&answers) {
+            let Answer::Applied { taken } = answer else { continue };
+            any = true;
+            match did {
+                Did::Released => cx.stats.children_released += taken.len() as u64,
+                Did::Finalized => {
+                    cx.stats.groups_finalized += 1;
+                    cx.mark(Mark::GroupFinalized);
+                }
+                Did::Stopped => cx.mark(Mark::GroupStopped),
+                Did::Cancelled => cx.stats.cancelled += 1,
+                Did::Unmarked => {}
+                Did::Removed => cx.mark(Mark::GroupRemoved),
+            }
+        }
+        // Everything refused: another replica is at it.
+        self.more &= any;
+        Next::ok(Response::Ready)
+    }
+
+    fn doubtful(&mut self, _: &mut Cx<'_>) -> Next {
+        // Nobody waits for it; the next look meets the same facts.
+        Next::ok(Response::Ready)
+    }
+}

@@ -1,0 +1,358 @@
+//! Goal: a group's children are released up to its limit, each is counted once by whatever way it ends, and
+//! the group is final once, with every outcome in it. Method: replicas on one model store, without faults
+//! but for those that a test asks for.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+mod support;
+
+use leasehold_core::group::record::{GroupStatus, Mode};
+use leasehold_core::ids::GroupId;
+use leasehold_core::job::record::{ChildOutcome, ErrorInfo, Status};
+use leasehold_core::opaque::Content;
+use leasehold_core::request::{ChildState, ChildView, Complete, CreateGroup, Fail, GroupView, Held, Leased, Submit};
+use leasehold_core::store::keys;
+use leasehold_core::{Failure, JobId, Request, Response};
+use support::World;
+
+const T: &str = "default";
+
+fn children(n: u32) -> Vec<Submit> {
+    (0..n).map(|i| Submit::new(T, "q", Content::json(i.to_string()))).collect()
+}
+
+fn asked(n: u32, max: u64) -> CreateGroup {
+    CreateGroup {
+        common: Submit::new(T, "q", Content::json("null")),
+        children: children(n),
+        max_parallel: Some(max),
+        mode: Mode::CollectAll,
+        sealed: true,
+        open_timeout_ms: None,
+    }
+}
+
+fn create(w: &mut World, asked: CreateGroup) -> GroupId {
+    match w.call(0, Request::CreateGroup(Box::new(asked))) {
+        Ok(Response::GroupCreated(group)) => group.id,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn group(w: &mut World, at: usize, id: GroupId) -> GroupView {
+    match w.call(at, Request::Group { tenant: T.into(), group: id, wait_ms: 0 }) {
+        Ok(Response::Group(group)) => *group,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn all_children(w: &mut World, id: GroupId, contents: bool) -> Vec<ChildView> {
+    let (mut all, mut from) = (Vec::new(), 0);
+    loop {
+        let ask = Request::Children { tenant: T.into(), group: id, from, limit: 7, contents };
+        match w.call(0, ask) {
+            Ok(Response::Children { children, next, .. }) => {
+                all.extend(children);
+                match next {
+                    Some(next) => from = next,
+                    None => return all,
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn held(job: &Leased) -> Held {
+    Held { tenant: T.into(), job: job.id, token: Some(job.token) }
+}
+
+fn complete(w: &mut World, at: usize, job: &Leased) {
+    let result = Some(Content::json(format!("\"{}\"", job.id)));
+    w.call(at, Request::Complete(Box::new(Complete { held: held(job), result }))).unwrap();
+}
+
+fn fail(w: &mut World, job: &Leased) {
+    let error = ErrorInfo { message: "no".into(), ..ErrorInfo::default() };
+    let fail = Fail { held: held(job), error, retryable: false, retry_in_ms: None };
+    w.call(0, Request::Fail(Box::new(fail))).unwrap();
+}
+
+fn finalized(w: &mut World) -> usize {
+    let ask = Request::Events { tenant: T.into(), after: Default::default(), limit: 1_000, wait_ms: 0 };
+    match w.call(0, ask) {
+        Ok(Response::Events { events, .. }) => {
+            events.iter().filter(|e| e.event.kind.text() == "group.finalized").count()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn balanced(w: &mut World) {
+    let mut cursor = None;
+    loop {
+        match w.call(0, Request::Audit { cursor, repair: false }) {
+            Ok(Response::Audited(page)) => {
+                assert_eq!(page.findings, []);
+                cursor = page.next;
+            }
+            other => panic!("{other:?}"),
+        }
+        if cursor.is_none() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn children_run_in_order_up_to_the_limit_and_the_group_ends_once() {
+    let mut w = World::new(3);
+    let id = create(&mut w, asked(20, 3));
+    let mut seen = Vec::new();
+    for round in 0.. {
+        let jobs = w.claim(round % 3, "w", "q", 100, None);
+        if jobs.is_empty() {
+            break;
+        }
+        assert!(jobs.len() <= 3);
+        assert_eq!(group(&mut w, 0, id).counts.in_flight, jobs.len() as u64);
+        balanced(&mut w);
+        for job in jobs {
+            seen.push(job.id);
+            complete(&mut w, (round + 1) % 3, &job);
+            assert!(w.store.members(&keys::released(id)).len() <= 3);
+        }
+    }
+    assert_eq!(seen, (0..20).map(|i| id.child(i)).collect::<Vec<JobId>>());
+    let view = group(&mut w, 1, id);
+    assert_eq!((view.status, view.counts.succeeded), (GroupStatus::Succeeded, 20));
+    assert_eq!(finalized(&mut w), 1);
+    for (i, child) in all_children(&mut w, id, true).iter().enumerate() {
+        assert_eq!(child.state, ChildState::Done(ChildOutcome::Succeeded));
+        let result = child.result.as_ref().unwrap();
+        assert_eq!(&result.data.bytes[..], format!("\"{}\"", id.child(i as u32)).as_bytes());
+    }
+    balanced(&mut w);
+    // A day later nothing is left of it.
+    w.to(25 * 3_600_000);
+    w.store.collect_garbage();
+    assert!(w.store.records(b"group/").next().is_none() && w.store.records(b"result/").next().is_none());
+    let gone = w.call(0, Request::Group { tenant: T.into(), group: id, wait_ms: 0 });
+    assert_eq!(gone, Err(Failure::UnknownGroup));
+    let child = w.call(0, Request::Get { tenant: T.into(), job: id.child(3) });
+    assert_eq!(child, Err(Failure::UnknownJob));
+    assert_eq!(w.store.records(b"job/").count(), 0);
+    for outcome in ChildOutcome::ALL {
+        assert_eq!(w.store.members(&keys::done(id, outcome)).len(), 0);
+    }
+}
+
+#[test]
+fn an_empty_group_ends_at_once_and_no_limit_releases_all() {
+    let mut w = World::new(1);
+    let id = create(&mut w, asked(0, 1));
+    w.to(50);
+    assert_eq!(group(&mut w, 0, id).status, GroupStatus::Succeeded);
+    let id = create(&mut w, CreateGroup { max_parallel: None, ..asked(1_000, 1) });
+    w.to(100);
+    assert_eq!(group(&mut w, 0, id).counts.in_flight, 1_000);
+    assert_eq!(w.claim(0, "w", "q", 1_000, None).len(), 1_000);
+}
+
+#[test]
+fn every_way_in_which_a_child_ends_counts_once_and_releases_the_next() {
+    let mut w = World::new(2);
+    let mut ask = asked(9, 1);
+    ask.children[3].queue_ttl_ms = Some(60_000);
+    ask.common.max_attempts = Some(1);
+    ask.common.lease_ms = Some(10_000);
+    let id = create(&mut w, ask);
+    let next = |w: &mut World| w.claim(0, "w", "q", 5, None).pop();
+    let job = next(&mut w).unwrap();
+    complete(&mut w, 0, &job);
+    let job = next(&mut w).unwrap();
+    fail(&mut w, &job);
+    // Cancelled while it is queued.
+    assert!(w.call(1, Request::Cancel { tenant: T.into(), job: id.child(2) }).is_ok());
+    // Its queue deadline, which runs while it is held as well.
+    w.to(61_000);
+    assert_eq!(group(&mut w, 0, id).counts.expired, 1);
+    // A lease that runs out at the last attempt.
+    let job = next(&mut w).unwrap();
+    assert_eq!(job.id, id.child(4));
+    w.to(75_000);
+    // A record that vanishes while it is queued is met by the claim.
+    assert!(w.store.evict(&keys::job(id.child(5))));
+    assert!(next(&mut w).is_none_or(|j| j.id == id.child(6)));
+    w.to(77_000);
+    let counts = group(&mut w, 0, id).counts;
+    assert_eq!((counts.dead, counts.lost, counts.done()), (2, 1, 6));
+    // The one that runs, if the claim looked further; else it is claimed now.
+    w.to(90_000);
+    while group(&mut w, 0, id).counts.done() < 7 {
+        let job = next(&mut w).unwrap();
+        complete(&mut w, 0, &job);
+    }
+    // One that is dead and is retried is held again, and counts when it ends the second time.
+    let job = next(&mut w).unwrap();
+    assert_eq!(job.id, id.child(7));
+    let Ok(Response::Job(again)) = w.call(1, Request::Retry { tenant: T.into(), job: id.child(1) }) else { panic!() };
+    assert_eq!((again.status, group(&mut w, 0, id).counts.held), (Status::Held, 2));
+    complete(&mut w, 0, &job);
+    let job = next(&mut w).unwrap();
+    assert_eq!(job.id, id.child(1), "in the order of the children");
+    complete(&mut w, 0, &job);
+    let job = next(&mut w).unwrap();
+    // A completion repeated changes no count.
+    complete(&mut w, 0, &job);
+    complete(&mut w, 1, &job);
+    w.to(91_000);
+    let view = group(&mut w, 0, id);
+    assert_eq!(view.counts.done(), 9, "{:?}", view.counts);
+    assert_eq!(view.status, GroupStatus::Partial);
+    assert_eq!(finalized(&mut w), 1);
+    let late = w.call(0, Request::Retry { tenant: T.into(), job: id.child(2) });
+    assert_eq!(late, Err(Failure::NotRetryable), "the group is final");
+}
+
+#[test]
+fn cancel_and_fail_fast_stop_the_rest() {
+    for fast in [false, true] {
+        let mut w = World::new(2);
+        let mode = if fast { Mode::FailFast } else { Mode::CollectAll };
+        let id = create(&mut w, CreateGroup { mode, ..asked(600, 3) });
+        let jobs = w.claim(0, "w", "q", 3, None);
+        complete(&mut w, 0, &jobs[0]);
+        if fast {
+            fail(&mut w, &jobs[1]);
+        } else {
+            assert!(w.call(1, Request::CancelGroup { tenant: T.into(), group: id }).is_ok());
+        }
+        w.to(1_500);
+        let view = group(&mut w, 0, id);
+        let expected = if fast { GroupStatus::Failed } else { GroupStatus::Cancelled };
+        assert_eq!(view.status, expected);
+        let ended = view.counts;
+        assert_eq!((ended.succeeded, ended.dead, ended.cancelled), (1, u64::from(fast), 599 - u64::from(fast)));
+        // The one that ran is told.
+        let late = Complete { held: held(&jobs[2]), result: None };
+        assert_eq!(w.call(0, Request::Complete(Box::new(late))), Err(Failure::JobCancelled));
+        assert_eq!(finalized(&mut w), 1);
+        let again = w.call(0, Request::CancelGroup { tenant: T.into(), group: id });
+        assert_eq!(again.is_ok(), !fast);
+        balanced(&mut w);
+    }
+}
+
+#[test]
+fn c37_an_open_group_is_final_only_when_sealed() {
+    let mut w = World::new(2);
+    let id = create(&mut w, CreateGroup { sealed: false, ..asked(3, 10) });
+    for job in w.claim(0, "w", "q", 10, None) {
+        complete(&mut w, 0, &job);
+    }
+    w.to(5_000);
+    assert_eq!((group(&mut w, 0, id).status, finalized(&mut w)), (GroupStatus::Open, 0));
+    let page = |from, n| Request::ExtendGroup { tenant: T.into(), group: id, from, children: children(n) };
+    assert_eq!(w.call(1, page(4, 2)), Err(Failure::WrongOffset { expected: 3 }));
+    assert!(w.call(1, page(3, 2)).is_ok());
+    // The same page again changes nothing, one with other content is refused.
+    assert!(matches!(w.call(0, page(3, 2)), Ok(Response::Group(g)) if g.children == 5));
+    let mut other = children(2);
+    other[1].payload = Content::json("other");
+    let differs = Request::ExtendGroup { tenant: T.into(), group: id, from: 3, children: other };
+    assert_eq!(w.call(0, differs), Err(Failure::ChildDiffers { index: 4 }));
+    assert!(w.call(0, Request::SealGroup { tenant: T.into(), group: id }).is_ok());
+    assert!(w.call(0, Request::SealGroup { tenant: T.into(), group: id }).is_ok());
+    assert_eq!(w.call(1, page(5, 1)), Err(Failure::NotOpen));
+    for job in w.claim(0, "w", "q", 10, None) {
+        complete(&mut w, 0, &job);
+    }
+    w.to(5_100);
+    assert_eq!((group(&mut w, 0, id).status, finalized(&mut w)), (GroupStatus::Succeeded, 1));
+    // b: sealed without children. c: never sealed.
+    let b = create(&mut w, CreateGroup { sealed: false, ..asked(0, 10) });
+    assert!(w.call(0, Request::SealGroup { tenant: T.into(), group: b }).is_ok());
+    let c = create(&mut w, CreateGroup { sealed: false, open_timeout_ms: Some(20_000), ..asked(2, 1) });
+    w.to(5_300);
+    assert_eq!(group(&mut w, 0, b).status, GroupStatus::Succeeded);
+    w.to(27_500);
+    assert_eq!(group(&mut w, 0, c).status, GroupStatus::Cancelled);
+    balanced(&mut w);
+}
+
+#[test]
+fn c38_the_same_key_is_the_same_group() {
+    let mut w = World::new(2);
+    let keyed = || {
+        let mut ask = asked(2, 1);
+        ask.common.key = Some("k".into());
+        ask
+    };
+    let id = create(&mut w, keyed());
+    match w.call(1, Request::CreateGroup(Box::new(keyed()))) {
+        Ok(Response::Group(group)) => assert_eq!((group.id, group.children), (id, 2)),
+        other => panic!("{other:?}"),
+    }
+    let mut other = keyed();
+    other.children.pop();
+    assert_eq!(w.call(1, Request::CreateGroup(Box::new(other))), Err(Failure::KeyReused));
+    let mut job = Submit::new(T, "q", Content::json("1"));
+    job.key = Some("k".into());
+    assert_eq!(w.submit(0, job.clone()), Err(Failure::KeyReused));
+    job.key = Some("j".into());
+    assert!(w.submit(0, job).is_ok());
+    let mut taken = asked(1, 1);
+    taken.common.key = Some("j".into());
+    assert_eq!(w.call(0, Request::CreateGroup(Box::new(taken))), Err(Failure::KeyReused));
+    assert!(w.call(0, Request::CancelGroup { tenant: T.into(), group: id }).is_ok());
+    w.to(1_000);
+    // Its end frees the key.
+    assert_ne!(create(&mut w, keyed()), id);
+}
+
+#[test]
+fn a_waiter_is_told_of_the_end() {
+    let mut w = World::new(2);
+    let id = create(&mut w, asked(1, 1));
+    let waits = [0, 1, 1].map(|at| (at, w.ask(at, Request::Group { tenant: T.into(), group: id, wait_ms: 30_000 })));
+    w.to(3_000);
+    let job = w.claim(0, "w", "q", 1, None).pop().unwrap();
+    complete(&mut w, 0, &job);
+    w.to(3_100);
+    for (at, wait) in waits {
+        match w.answer(at, wait) {
+            Some(Ok(Response::Group(group))) => assert_eq!(group.status, GroupStatus::Succeeded),
+            other => panic!("{other:?}"),
+        }
+    }
+    let id = create(&mut w, asked(1, 1));
+    let late = w.ask(0, Request::Group { tenant: T.into(), group: id, wait_ms: 500 });
+    w.to(3_700);
+    assert!(matches!(w.answer(0, late), Some(Ok(Response::Group(g))) if g.status == GroupStatus::Running));
+}
+
+#[test]
+fn bad_groups_are_refused_whole() {
+    let mut w = World::new(1);
+    let bad = |change: &dyn Fn(&mut CreateGroup)| {
+        let mut ask = asked(2, 1);
+        change(&mut ask);
+        ask
+    };
+    for (field, ask) in [
+        ("max_parallel", bad(&|a| a.max_parallel = Some(0))),
+        ("max_parallel", bad(&|a| a.max_parallel = Some(u64::MAX))),
+        ("children", bad(&|a| a.children = children(1_001))),
+        ("idempotency_key", bad(&|a| a.children[1].key = Some("k".into()))),
+        ("max_attempts", bad(&|a| a.children[1].max_attempts = Some(0))),
+        ("queue", bad(&|a| a.common.queue = String::new())),
+        ("open_timeout_ms", bad(&|a| a.open_timeout_ms = Some(0))),
+    ] {
+        match w.call(0, Request::CreateGroup(Box::new(ask))) {
+            Err(Failure::Invalid { field: blamed, .. }) => assert_eq!(blamed, field),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(w.store.records(b"job/").next().is_none());
+}
