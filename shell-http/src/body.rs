@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,33 +14,48 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, EXPECT, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
+use crate::connection::InCall;
+use crate::limits::{BODY_PROGRESS, DROP, Limits};
 use crate::problem::Problem;
 
 pub type Response = hyper::Response<Body>;
 
-/// What follows a body that is too large is read and dropped up to here, so that the client gets to
-/// read its answer.
-const DROP: u64 = 64 * 1024 * 1024;
-/// Longest pause within a body.
-const PAUSE: Duration = Duration::from_secs(30);
 /// Bodies below this are not counted against the memory for bodies.
 const SMALL: usize = 64 * 1024;
 
-/// An answer's body: whole, or in pieces as they come.
+/// An answer's body, and the call that is in work until it has been sent.
 #[derive(Debug)]
-pub enum Body {
+pub struct Body {
+    content: Content,
+    call: Option<InCall>,
+}
+
+/// Whole, or in pieces as they come.
+#[derive(Debug)]
+enum Content {
     Full(Option<Bytes>),
     Stream(mpsc::Receiver<Bytes>),
 }
 
 impl Body {
     pub fn empty() -> Body {
-        Body::Full(None)
+        Body { content: Content::Full(None), call: None }
     }
 
     pub fn full(bytes: impl Into<Bytes>) -> Body {
-        Body::Full(Some(bytes.into()))
+        Body { content: Content::Full(Some(bytes.into())), call: None }
+    }
+
+    pub fn stream(pieces: mpsc::Receiver<Bytes>) -> Body {
+        Body { content: Content::Stream(pieces), call: None }
+    }
+
+    /// The call is over when this body has been sent.
+    pub fn ends(mut self, call: InCall) -> Body {
+        self.call = Some(call);
+        self
     }
 }
 
@@ -48,20 +64,20 @@ impl HttpBody for Body {
     type Error = Infallible;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match self.get_mut() {
-            Body::Full(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
-            Body::Stream(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|b| Ok(Frame::data(b)))),
+        match &mut self.get_mut().content {
+            Content::Full(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
+            Content::Stream(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|b| Ok(Frame::data(b)))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Body::Full(None))
+        matches!(self.content, Content::Full(None))
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Body::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Body::Stream(_) => SizeHint::default(),
+        match &self.content {
+            Content::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Content::Stream(_) => SizeHint::default(),
         }
     }
 }
@@ -126,83 +142,117 @@ pub struct Read {
     pub share: Option<Taken>,
 }
 
-/// Reads and drops a body that nobody wants, so that the client gets to read its answer.
-pub async fn forget(mut body: Incoming, headers: &HeaderMap) {
-    if !body.is_end_stream() && headers.get(EXPECT).is_none() {
-        drop_rest(&mut body, 0).await;
-    }
+/// A call's body as it comes in.
+#[derive(Debug)]
+pub struct Coming {
+    body: Incoming,
+    /// The client sends nothing before it is told to go on, which reading does.
+    waits: bool,
+    /// For the next `BODY_PROGRESS` bytes, or the end.
+    each: Duration,
+    until: Instant,
+    since: usize,
 }
 
-/// Reads a whole body of at most `max` bytes.
-pub async fn read(mut body: Incoming, headers: &HeaderMap, max: u64, budget: &Budget) -> Result<Read, Problem> {
-    let hint = body.size_hint();
-    if hint.lower() > max {
-        // Who waits to be told to go on has not sent anything yet.
+impl Coming {
+    pub fn new(body: Incoming, headers: &HeaderMap, limits: &Limits) -> Self {
+        let each = limits.body_timeout;
         let waits = headers.get(EXPECT).is_some();
-        let close = waits || !drop_rest(&mut body, 0).await;
-        return Err(Problem::TooLarge { max, close });
+        Coming { body, waits, each, until: Instant::now() + each, since: 0 }
     }
-    let mut share = None;
-    if let Some(len) = hint.exact().and_then(|n| usize::try_from(n).ok())
-        && len > SMALL
-    {
-        share = Some(budget.take(len).ok_or(Problem::Busy)?);
+
+    /// Reads and drops a body that nobody wants, so that the client gets to read its answer. False if
+    /// some of it may be left, so that nothing can follow it.
+    pub async fn forget(mut self) -> bool {
+        self.body.is_end_stream() || !self.waits && self.drop_rest(0).await
     }
-    let Some(first) = next(&mut body).await? else { return Ok(Read { bytes: Bytes::new(), share }) };
-    if body.is_end_stream() && first.len() as u64 <= max {
-        return Ok(Read { bytes: first, share });
-    }
-    let mut all = BytesMut::with_capacity(hint.exact().map_or(first.len() * 2, |n| n as usize));
-    let mut piece = Some(first);
-    while let Some(bytes) = piece {
-        if all.len() as u64 + bytes.len() as u64 > max {
-            let seen = all.len() as u64 + bytes.len() as u64;
-            drop((all, share));
-            let close = !drop_rest(&mut body, seen).await;
-            return Err(Problem::TooLarge { max, close });
+
+    /// Reads a whole body of at most `max` bytes.
+    pub async fn read(mut self, max: u64, budget: &Budget) -> Result<Read, Problem> {
+        let hint = self.body.size_hint();
+        if hint.lower() > max {
+            return Err(Problem::TooLarge { max, close: !self.forget().await });
         }
-        all.extend_from_slice(&bytes);
-        let counted = share.as_ref().map_or(SMALL, |s| s.bytes);
-        if all.len() > counted {
-            let more = all.len() - counted + SMALL;
-            match &mut share {
-                None => share = Some(budget.take(all.len() + SMALL).ok_or(Problem::Busy)?),
-                Some(share) => {
-                    if !share.more(more) {
-                        return Err(Problem::Busy);
-                    }
-                }
+        let exact = hint.exact().and_then(|n| usize::try_from(n).ok());
+        let mut share = None;
+        if let Some(len) = exact
+            && len > SMALL
+        {
+            share = budget.take(len);
+            if share.is_none() {
+                return Err(Problem::Busy { close: !self.forget().await });
             }
         }
-        piece = next(&mut body).await?;
+        let Some(first) = self.next().await? else { return Ok(Read { bytes: Bytes::new(), share }) };
+        if self.body.is_end_stream() && first.len() as u64 <= max {
+            return Ok(Read { bytes: first, share });
+        }
+        let mut all = BytesMut::with_capacity(exact.unwrap_or(first.len() * 2));
+        let mut piece = Some(first);
+        while let Some(bytes) = piece {
+            let seen = all.len() as u64 + bytes.len() as u64;
+            if seen > max {
+                drop((all, share));
+                return Err(Problem::TooLarge { max, close: !self.drop_rest(seen).await });
+            }
+            all.extend_from_slice(&bytes);
+            let counted = share.as_ref().map_or(SMALL, |s| s.bytes);
+            if all.len() > counted {
+                let fits = match &mut share {
+                    Some(share) => share.more(all.len() - counted + SMALL),
+                    None => {
+                        share = budget.take(all.len() + SMALL);
+                        share.is_some()
+                    }
+                };
+                if !fits {
+                    drop((all, share));
+                    return Err(Problem::Busy { close: !self.drop_rest(seen).await });
+                }
+            }
+            piece = self.next().await?;
+        }
+        Ok(Read { bytes: all.freeze(), share })
     }
-    Ok(Read { bytes: all.freeze(), share })
-}
 
-/// The next piece of data; trailers are passed over.
-async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Problem> {
-    loop {
-        let frame = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx));
-        match tokio::time::timeout(PAUSE, frame).await {
-            Ok(None) => return Ok(None),
-            Ok(Some(Ok(frame))) => {
-                if let Ok(data) = frame.into_data() {
+    /// The next piece of data; trailers are passed over.
+    async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+        loop {
+            let frame = poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx));
+            match tokio::time::timeout_at(self.until, frame).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(Ok(frame))) => {
+                    let Ok(data) = frame.into_data() else { continue };
+                    self.since += data.len();
+                    if self.since >= BODY_PROGRESS {
+                        self.until = Instant::now() + self.each;
+                        self.since = 0;
+                    }
                     return Ok(Some(data));
                 }
+                Ok(Some(Err(error))) if is_malformed(&error) => {
+                    return Err(Problem::NotHttp { detail: "The body's chunks are not well formed." });
+                }
+                Ok(Some(Err(_))) | Err(_) => return Err(Problem::Incomplete),
             }
-            Ok(Some(Err(_))) | Err(_) => return Err(Problem::Incomplete),
         }
+    }
+
+    /// Reads and forgets what is left. False if it was too much or broke off.
+    async fn drop_rest(&mut self, mut seen: u64) -> bool {
+        while seen <= DROP {
+            match self.next().await {
+                Ok(None) => return true,
+                Ok(Some(bytes)) => seen += bytes.len() as u64,
+                Err(_) => return false,
+            }
+        }
+        false
     }
 }
 
-/// Reads and forgets what is left. False if it was too much or broke off.
-async fn drop_rest(body: &mut Incoming, mut seen: u64) -> bool {
-    while seen <= DROP {
-        match next(body).await {
-            Ok(None) => return true,
-            Ok(Some(bytes)) => seen += bytes.len() as u64,
-            Err(_) => return false,
-        }
-    }
-    false
+/// Wrong in itself, and not only broken off.
+fn is_malformed(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|e| e.downcast_ref::<io::Error>());
+    source.is_some_and(|e| matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData))
 }

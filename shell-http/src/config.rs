@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use leasehold_core::Config as Core;
 
+use crate::limits::Limits;
 use crate::store::Address;
 
 /// Flags of `leasehold serve`. Everything here can also stand in the file and in the environment.
@@ -27,6 +28,9 @@ pub struct Flags {
     /// Largest body that is taken [default: 16MiB]
     #[arg(long, value_name = "BYTES")]
     max_body: Option<String>,
+    /// Connections served at once [default: 10000]
+    #[arg(long, value_name = "NUMBER")]
+    max_connections: Option<String>,
     /// Listen on an address that others can reach, although nobody has to say who they are
     #[arg(long)]
     insecure_listen: bool,
@@ -47,11 +51,12 @@ pub struct Config {
     pub listen: SocketAddr,
     pub store: Address,
     pub grace: Duration,
-    pub max_body: u64,
     pub insecure_listen: bool,
     pub log: tracing::level_filters::LevelFilter,
     pub retention: Duration,
     pub lease: Duration,
+    /// What one connection, and all together, may ask of the server.
+    pub limits: Limits,
 }
 
 impl Default for Config {
@@ -61,17 +66,34 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 7411)),
             store: Address::Disk("./leasehold-data".into()),
             grace: Duration::from_secs(20),
-            max_body: 16 * 1024 * 1024,
             insecure_listen: false,
             log: tracing::level_filters::LevelFilter::INFO,
             retention: Duration::from_millis(core.retention_ms),
             lease: Duration::from_millis(core.lease_ms),
+            limits: Limits::default(),
         }
     }
 }
 
 /// Every key of the file; in the environment `LEASEHOLD_` and the key in capitals.
-pub const KEYS: &[&str] = &["listen", "store", "grace", "max_body", "insecure_listen", "log", "retention", "lease"];
+pub const KEYS: &[&str] = &[
+    "listen",
+    "store",
+    "grace",
+    "max_body",
+    "insecure_listen",
+    "log",
+    "retention",
+    "lease",
+    "max_connections",
+    "max_body_memory",
+    "max_head",
+    "max_uri",
+    "head_timeout",
+    "body_timeout",
+    "idle_timeout",
+    "write_timeout",
+];
 
 /// Variables that begin like ours and mean something else: the clients', and what a worker's
 /// command is given.
@@ -142,6 +164,7 @@ impl Config {
             ("store", &flags.store),
             ("grace", &flags.grace),
             ("max_body", &flags.max_body),
+            ("max_connections", &flags.max_connections),
             ("log", &flags.log),
             ("retention", &flags.retention),
             ("lease", &flags.lease),
@@ -165,7 +188,15 @@ impl Config {
             }
             "store" => self.store = value.parse()?,
             "grace" => self.grace = time(key, value)?,
-            "max_body" => self.max_body = bytes(key, value)?,
+            "max_body" => self.limits.max_body = bytes(key, value)?,
+            "max_connections" => self.limits.max_connections = count(key, value)?,
+            "max_body_memory" => self.limits.max_body_memory = bytes(key, value)?,
+            "max_head" => self.limits.max_head = bytes(key, value)?,
+            "max_uri" => self.limits.max_uri = bytes(key, value)?,
+            "head_timeout" => self.limits.head_timeout = time(key, value)?,
+            "body_timeout" => self.limits.body_timeout = time(key, value)?,
+            "idle_timeout" => self.limits.idle_timeout = time(key, value)?,
+            "write_timeout" => self.limits.write_timeout = time(key, value)?,
             "insecure_listen" => {
                 self.insecure_listen =
                     value.parse().map_err(|_| format!("`insecure_listen` must be true or false, not `{value}`"))?;
@@ -199,10 +230,7 @@ impl Config {
         if millis(self.retention) > limits::DURATION_MS_MAX {
             return bad("`retention` must be at most 400 days".into());
         }
-        if !(1..=limits::PAYLOAD_BYTES as u64).contains(&self.max_body) {
-            return bad("`max_body` must be from 1 byte to 64MiB".into());
-        }
-        Ok(())
+        self.limits.check().map_err(BadConfig)
     }
 
     /// The core's part.
@@ -224,7 +252,24 @@ impl Config {
         ] {
             table.insert(key.into(), value.into());
         }
-        table.insert("max_body".into(), i64::try_from(self.max_body).unwrap_or(i64::MAX).into());
+        let limits = &self.limits;
+        for (key, value) in [
+            ("max_body", limits.max_body),
+            ("max_connections", limits.max_connections as u64),
+            ("max_body_memory", limits.max_body_memory),
+            ("max_head", limits.max_head),
+            ("max_uri", limits.max_uri),
+        ] {
+            table.insert(key.into(), i64::try_from(value).unwrap_or(i64::MAX).into());
+        }
+        for (key, value) in [
+            ("head_timeout", limits.head_timeout),
+            ("body_timeout", limits.body_timeout),
+            ("idle_timeout", limits.idle_timeout),
+            ("write_timeout", limits.write_timeout),
+        ] {
+            table.insert(key.into(), format!("{}ms", millis(value)).into());
+        }
         table.insert("insecure_listen".into(), self.insecure_listen.into());
         table.to_string()
     }
@@ -253,6 +298,10 @@ fn time(key: &str, text: &str) -> Result<Duration, String> {
         _ => return Err(bad()),
     };
     Ok(Duration::from_millis(number.checked_mul(unit_ms).ok_or_else(bad)?))
+}
+
+fn count(key: &str, text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| format!("`{key}` must be a whole number, not `{text}`"))
 }
 
 fn bytes(key: &str, text: &str) -> Result<u64, String> {
@@ -295,7 +344,7 @@ mod tests {
         let config = with_file(file, &[("LEASEHOLD_LISTEN", "127.0.0.1:2"), ("LEASEHOLD_GRACE", "2s")], flags).unwrap();
         assert_eq!(config.listen.port(), 2);
         assert_eq!(config.grace, Duration::from_secs(3));
-        assert_eq!(config.max_body, 100);
+        assert_eq!(config.limits.max_body, 100);
         assert_eq!(with_file(&config.to_toml(), &[], Flags::default()), Ok(config), "what is printed can be read");
     }
 
@@ -311,6 +360,14 @@ mod tests {
             ("listen = \"localhost\"", "listen"),
             ("listen = \"0.0.0.0:7411\"", "--insecure-listen"),
             ("lease = \"1ms\"", "lease"),
+            ("max_body = 0", "max_body"),
+            ("max_body_memory = 1", "max_body_memory"),
+            ("max_connections = 0", "max_connections"),
+            ("max_connections = \"many\"", "max_connections"),
+            ("max_head = \"1KiB\"", "max_head"),
+            ("max_uri = \"1MiB\"", "max_uri"),
+            ("head_timeout = \"0s\"", "head_timeout"),
+            ("body_timeout = \"2d\"", "body_timeout"),
             ("x", "toml"),
         ] {
             let why = with_file(file, &[], Flags::default()).unwrap_err();
@@ -318,6 +375,17 @@ mod tests {
         }
         let why = with_file("", &[("LEASEHOLD_COLOUR", "x")], Flags::default()).unwrap_err();
         assert!(why.contains("LEASEHOLD_COLOUR"), "{why}");
+    }
+
+    #[test]
+    fn every_key_is_printed() {
+        let printed: toml::Table = Config::default().to_toml().parse().unwrap();
+        let mut keys: Vec<&str> = printed.keys().map(String::as_str).collect();
+        let mut known = KEYS.to_vec();
+        keys.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(keys, known);
+        assert_eq!(with_file(&Config::default().to_toml(), &[], Flags::default()), Ok(Config::default()));
     }
 
     #[test]

@@ -5,15 +5,21 @@
 //! `if` about jobs, it belongs in the core.
 //!
 //! Reading order: [`routes`] (every call there is), [`wire`] (JSON to plain data and back),
-//! [`problem`] (what clients hear when something was not done), [`driver`] (the loop), [`serve`].
+//! [`problem`] (what clients hear when something was not done), [`driver`] (the loop), [`serve`] (from
+//! start to end), [`connection`] (what one connection may take), [`limits`].
 
 pub mod body;
 pub mod cli;
 pub mod config;
+pub mod connection;
+pub mod drain;
 pub mod driver;
+pub mod limits;
+pub mod listener;
 pub mod metrics;
 pub mod openapi;
 pub mod problem;
+pub mod request_id;
 pub mod routes;
 pub mod serve;
 pub mod store;

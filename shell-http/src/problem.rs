@@ -35,10 +35,23 @@ pub enum Problem {
     },
     /// The body did not come in time, or broke off.
     Incomplete,
+    /// This is not how HTTP is spoken.
+    NotHttp {
+        detail: &'static str,
+    },
+    UriTooLong {
+        max: u64,
+    },
     /// A browser sent this from another site.
     CrossOrigin,
     /// Bodies in work use all the memory that is set aside for them.
-    Busy,
+    Busy {
+        close: bool,
+    },
+    /// All connections are taken.
+    Crowded,
+    /// A defect of the server's.
+    Internal,
 }
 
 impl From<Failure> for Problem {
@@ -182,15 +195,29 @@ impl Problem {
             Problem::Incomplete => {
                 row(S::REQUEST_TIMEOUT, "The body did not come", "Nothing was done. Send the whole request again.")
             }
+            Problem::NotHttp { .. } => row(S::BAD_REQUEST, "Not HTTP", "Send a request as RFC 9112 has it."),
+            Problem::UriTooLong { .. } => {
+                row(S::URI_TOO_LONG, "The URI is too long", "Send less in the path and the query.")
+            }
             Problem::CrossOrigin => row(
                 S::FORBIDDEN,
                 "From another site",
                 "Calls that change something are not taken from pages of other sites.",
             ),
-            Problem::Busy => row(
+            Problem::Busy { .. } => row(
                 S::TOO_MANY_REQUESTS,
                 "Too much in work",
                 "Certainly not done. Send it again after the time in Retry-After.",
+            ),
+            Problem::Crowded => row(
+                S::SERVICE_UNAVAILABLE,
+                "Too many connections",
+                "Certainly not done. Send it again after the time in Retry-After, or over a connection that is open.",
+            ),
+            Problem::Internal => row(
+                S::INTERNAL_SERVER_ERROR,
+                "A defect of the server",
+                "It may have been done. Report it with the X-Request-Id of this answer.",
             ),
         }
     }
@@ -205,8 +232,12 @@ impl Problem {
             Problem::WrongMethod { .. } => "wrong_method",
             Problem::TooLarge { .. } => "too_large",
             Problem::Incomplete => "incomplete_body",
+            Problem::NotHttp { .. } => "not_http",
+            Problem::UriTooLong { .. } => "uri_too_long",
             Problem::CrossOrigin => "cross_origin",
-            Problem::Busy => "mailbox_full",
+            Problem::Busy { .. } => "mailbox_full",
+            Problem::Crowded => "too_many_connections",
+            Problem::Internal => "internal",
         }
     }
 
@@ -218,7 +249,7 @@ impl Problem {
     pub fn retry_after(&self) -> Option<u64> {
         match self {
             Problem::Failure(failure) => failure.retry_after_ms().map(|ms| ms.div_ceil(1_000).max(1)),
-            Problem::Busy => Some(1),
+            Problem::Busy { .. } | Problem::Crowded => Some(1),
             _ => None,
         }
     }
@@ -245,6 +276,8 @@ impl Problem {
                 object.str("field", field);
             }
             Problem::NotJson { detail } => object.str("detail", detail),
+            Problem::NotHttp { detail } => object.str("detail", detail),
+            Problem::UriTooLong { max } => object.str("detail", &format!("A URI may have {max} bytes. {detail}")),
             Problem::TooLarge { max, .. } => object.str("detail", &format!("A body may have {max} bytes. {detail}")),
             _ => object.str("detail", detail),
         }
@@ -270,7 +303,11 @@ impl Problem {
                     headers.insert(ALLOW, allow);
                 }
             }
-            Problem::TooLarge { close: true, .. } | Problem::Incomplete => {
+            Problem::TooLarge { close: true, .. }
+            | Problem::Busy { close: true }
+            | Problem::Incomplete
+            | Problem::NotHttp { .. }
+            | Problem::Crowded => {
                 headers.insert(CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

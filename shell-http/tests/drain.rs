@@ -8,15 +8,19 @@ mod support;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use support::{Client, Folder, Server, claim, status, submit};
+use support::{Client, Folder, Server, claim, status, submit, until};
 
 #[test]
-fn told_to_end_it_answers_polls_and_ends() {
+fn while_it_goes_away_it_finishes_what_it_has_begun() {
     let folder = Folder::new();
-    let mut server = Server::start(&folder, &[]);
-    let mut c = server.client();
-    let id = submit(&mut c, r#"{"queue":"q","payload":1}"#);
-    let (_, token) = claim(&mut c, "q");
+    let mut server = Server::start(&folder, &["--grace", "60s"]);
+    let mut worker = server.client();
+    let id = submit(&mut worker, r#"{"queue":"q","payload":1}"#);
+    let (_, token) = claim(&mut worker, "q");
+    let mut idle: Vec<Client> = (0..4).map(|_| server.client()).collect();
+    for client in &mut idle {
+        assert_eq!(client.get("/healthz").status, 200);
+    }
     let address = server.address;
     let polls: Vec<_> = (0..4)
         .map(|_| {
@@ -25,22 +29,52 @@ fn told_to_end_it_answers_polls_and_ends() {
             })
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(500));
+    let waiting = || server.client().get("/metrics").text().contains("leasehold_polls 4");
+    until("four polls wait", Duration::from_secs(10), waiting);
     let begun = Instant::now();
     server.signal(Signal::TERM);
     for poll in polls {
         let answer = poll.join().unwrap();
-        assert!(matches!(answer.status, 200 | 503), "{}", answer.status);
-        if answer.status == 503 {
-            assert_eq!(answer.code(), "draining");
-            assert!(answer.header("retry-after").is_some());
-        }
+        assert_eq!((answer.status, answer.code()), (503, "draining".into()));
+        assert!(answer.header("retry-after").is_some());
     }
-    assert!(server.wait(Duration::from_secs(5)).success());
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(begun.elapsed() < Duration::from_secs(30), "they did not wait for their time");
 
-    // The lease outlives the server, and the worker's completion is taken by the next one.
+    // Over a connection that was idle before, over its successor, and over a new one.
+    let claim = r#"{"worker":"w","queues":["q"]}"#;
+    for client in [&mut idle[0], &mut server.client()] {
+        let refused = client.post("/v1/claims", claim);
+        assert_eq!((refused.status, refused.code()), (503, "draining".into()));
+        assert_eq!(refused.header("connection"), Some("close"), "the client, not the server, ends a connection");
+    }
+    let later = submit(&mut idle[1], r#"{"queue":"later","payload":1}"#);
+    let ready = idle[2].get("/readyz");
+    assert_eq!((ready.status, ready.code()), (503, "draining".into()));
+    assert_eq!(server.client().get("/healthz").status, 200);
+    let beat = worker.post(&format!("/v1/jobs/{id}/heartbeat"), format!(r#"{{"token":"{token}"}}"#));
+    assert_eq!(beat.status, 200, "{}", beat.json());
+    let done = idle[3].post(&format!("/v1/jobs/{id}/complete"), format!(r#"{{"token":"{token}","result":1}}"#));
+    assert_eq!(done.status, 200, "{}", done.json());
+
+    // Nothing runs any more: it does not wait for the rest of the grace.
+    assert!(server.wait(Duration::from_secs(30)).success());
     let server = Server::at(address, &folder, &[]);
+    assert_eq!(status(&mut server.client(), &id), "succeeded");
+    assert_eq!(status(&mut server.client(), &later), "queued");
+}
+
+#[test]
+fn what_still_runs_at_the_end_of_the_grace_goes_on_after_the_restart() {
+    let folder = Folder::new();
+    let mut server = Server::start(&folder, &["--grace", "2s"]);
+    let mut c = server.client();
+    let id = submit(&mut c, r#"{"queue":"q","payload":1}"#);
+    let (_, token) = claim(&mut c, "q");
+    let begun = Instant::now();
+    server.signal(Signal::TERM);
+    assert!(server.wait(Duration::from_secs(30)).success());
+    assert!(begun.elapsed() >= Duration::from_millis(900), "it waits for what runs");
+    let server = Server::at(server.address, &folder, &[]);
     let mut c = server.client();
     let done = c.post(&format!("/v1/jobs/{id}/complete"), format!(r#"{{"token":"{token}","result":1}}"#));
     assert_eq!(done.status, 200, "{}", done.json());

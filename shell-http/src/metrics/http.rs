@@ -9,7 +9,7 @@ use super::text::{Histogram, Page, Shape};
 use crate::routes::ROUTES;
 
 /// Statuses that are counted by themselves; the last is for any other.
-const STATUSES: [u16; 16] = [200, 201, 204, 400, 401, 403, 404, 405, 408, 409, 413, 422, 429, 500, 503, 0];
+const STATUSES: [u16; 17] = [200, 201, 204, 400, 401, 403, 404, 405, 408, 409, 413, 414, 422, 429, 500, 503, 0];
 const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
 
 /// Microseconds. Claims and readers of events may wait on purpose for up to a minute.
@@ -28,6 +28,10 @@ pub struct Counters {
     routes: Vec<PerRoute>,
     pub connections: AtomicU64,
     pub open_connections: AtomicU64,
+    /// Connections beyond the limit: told to come again.
+    pub spare_connections: AtomicU64,
+    /// Calls that ended in a panic.
+    pub panics: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -51,7 +55,13 @@ impl Default for Counters {
 impl Counters {
     pub fn new() -> Self {
         let routes = (0..=ROUTES.len()).map(|_| PerRoute::new()).collect();
-        Counters { routes, connections: AtomicU64::new(0), open_connections: AtomicU64::new(0) }
+        Counters {
+            routes,
+            connections: AtomicU64::new(0),
+            open_connections: AtomicU64::new(0),
+            spare_connections: AtomicU64::new(0),
+            panics: AtomicU64::new(0),
+        }
     }
 
     pub fn count(&self, route: Option<usize>, status: StatusCode, took: Duration) {
@@ -90,6 +100,10 @@ impl Counters {
         let (accepted, open) = (self.connections.load(Relaxed), self.open_connections.load(Relaxed));
         page.one("leasehold_http_connections_total", "counter", "Connections accepted.", accepted);
         page.one("leasehold_http_connections", "gauge", "Connections open.", open);
+        let (spare, panics) = (self.spare_connections.load(Relaxed), self.panics.load(Relaxed));
+        let help = "Connections beyond `max_connections`, told to come again.";
+        page.one("leasehold_http_connections_spare_total", "counter", help, spare);
+        page.one("leasehold_http_panics_total", "counter", "Calls that ended in a panic.", panics);
     }
 }
 

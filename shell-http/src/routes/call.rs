@@ -1,29 +1,33 @@
 //! One call from its head to its answer.
 
 use std::convert::Infallible;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Instant;
 
-use hyper::body::{Body as _, Incoming};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN};
+use hyper::body::Incoming;
+use hyper::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN};
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Method, StatusCode};
+use hyper::{HeaderMap, Method, StatusCode, Version};
 use leasehold_core::request::Inspect;
 use leasehold_core::{Failure, Request, Response as Answer};
 use serde_json::value::RawValue;
 
 use super::answer::{self, batch_answer};
 use super::{Argument, Call, ROUTES, Route, Takes, events, find, page};
-use crate::body::{self, Body, Budget, Response};
+use crate::body::{self, Body, Budget, Coming, Response};
+use crate::connection::Connection;
 use crate::driver::Driver;
+use crate::limits::Limits;
 use crate::metrics::{self, Counters};
 use crate::openapi;
 use crate::problem::Problem;
+use crate::request_id::{RequestIds, X_REQUEST_ID};
 use crate::wire::decode::{self, Under};
 use crate::wire::submit::{self, Carried, TENANT};
 
-/// Memory for large bodies in work together.
-const BODIES: usize = 1024 * 1024 * 1024;
 /// `traceparent` is 55 characters today; a longer one of a later version is carried up to here.
 const TRACEPARENT_BYTES: usize = 128;
 
@@ -35,28 +39,34 @@ static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 #[derive(Debug)]
 pub struct App {
     pub driver: Driver,
-    pub max_body: u64,
+    pub limits: Limits,
     /// Browsers are served under loopback names only: a name that somebody else controls could be
     /// pointed here (DNS rebinding), and its pages would pass as this server's own.
     pub loopback_only: bool,
     pub budget: Budget,
     pub counters: Counters,
     pub metrics: metrics::Cache,
+    /// Told to end: claims are refused, and each answer is its connection's last.
     pub draining: AtomicBool,
+    /// About to stop listening: only what ends or extends a lease is still taken.
+    pub closing: AtomicBool,
     pub started: Instant,
+    ids: RequestIds,
 }
 
 impl App {
-    pub fn new(driver: Driver, max_body: u64, loopback_only: bool) -> Self {
+    pub fn new(driver: Driver, limits: Limits, loopback_only: bool) -> Self {
         App {
             driver,
-            max_body,
+            budget: Budget::new(usize::try_from(limits.max_body_memory).unwrap_or(usize::MAX)),
+            limits,
             loopback_only,
-            budget: Budget::new(BODIES),
             counters: Counters::new(),
             metrics: metrics::Cache::default(),
             draining: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
             started: Instant::now(),
+            ids: RequestIds::new(),
         }
     }
 
@@ -66,19 +76,98 @@ impl App {
 }
 
 /// Answers one request. Every way out is an answer.
-pub async fn handle(app: std::sync::Arc<App>, request: hyper::Request<Incoming>) -> Result<Response, Infallible> {
+pub async fn handle(
+    app: std::sync::Arc<App>,
+    connection: Connection,
+    request: hyper::Request<Incoming>,
+) -> Result<Response, Infallible> {
+    let in_call = connection.begin();
     let begun = Instant::now();
     let (parts, incoming) = request.into_parts();
-    let (route, result) = match find(&parts.method, parts.uri.path()) {
-        Ok((n, argument)) => (Some(n), call(&app, &ROUTES[n], argument, &parts, incoming).await),
-        Err(problem) => {
-            body::forget(incoming, &parts.headers).await;
-            (None, Err(problem))
+    let id = app.ids.of(&parts.headers);
+    let found = find(&parts.method, parts.uri.path());
+    let route = found.as_ref().ok().map(|(n, _)| *n);
+    let answered = caught(async {
+        let body = Coming::new(incoming, &parts.headers, &app.limits);
+        if connection.spare && !route.is_some_and(|n| ROUTES[n].call.tells_health()) {
+            // Its body is left unread: the place is needed for the next one.
+            return Problem::Crowded.response();
         }
-    };
-    let response = result.unwrap_or_else(|problem| problem.response());
-    app.counters.count(route, response.status(), begun.elapsed());
-    Ok(response)
+        if let Some(problem) = malformed(&app, &parts) {
+            return refuse(body, problem).await;
+        }
+        match found {
+            Ok((n, argument)) => {
+                call(&app, &ROUTES[n], argument, &parts, body).await.unwrap_or_else(|problem| problem.response())
+            }
+            Err(problem) => refuse(body, problem).await,
+        }
+    });
+    let mut response = answered.await.unwrap_or_else(|| {
+        app.counters.panics.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(request_id = %id, method = %parts.method, route = ?route.map(|n| ROUTES[n].path), "a call has panicked");
+        Problem::Internal.response()
+    });
+    let status = response.status();
+    let took = begun.elapsed();
+    app.counters.count(route, status, took);
+    tracing::debug!(
+        request_id = %id,
+        method = %parts.method,
+        route = route.map_or("unknown", |n| ROUTES[n].path),
+        status = status.as_u16(),
+        micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        "answered"
+    );
+    let headers = response.headers_mut();
+    headers.insert(&X_REQUEST_ID, id.into());
+    if connection.spare || app.is_draining() {
+        // Who is told that this was the last answer here sends nothing into a connection that ends.
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response.map(|body| body.ends(in_call)))
+}
+
+/// `None` if it panicked.
+async fn caught<T>(call: impl Future<Output = T>) -> Option<T> {
+    let mut call = pin!(call);
+    // What a call shares with others is behind locks and atomics, and is looked at by others also
+    // while it runs; what is its own is dropped with it.
+    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx))) {
+        Ok(Poll::Ready(value)) => Poll::Ready(Some(value)),
+        Ok(Poll::Pending) => Poll::Pending,
+        Err(_) => Poll::Ready(None),
+    })
+    .await
+}
+
+/// Refuses a call after its body has been read: a connection with half a body in it cannot go on.
+async fn refuse(body: Coming, problem: Problem) -> Response {
+    let read = body.forget().await;
+    let mut response = problem.response();
+    if !read {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// What is wrong with a request's head that hyper lets pass.
+fn malformed(app: &App, parts: &Parts) -> Option<Problem> {
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    let (first, second) = (hosts.next(), hosts.next());
+    if second.is_some() || first.is_none() && parts.version == Version::HTTP_11 {
+        return Some(Problem::NotHttp { detail: "A request has exactly one Host header." });
+    }
+    if first.is_some_and(|h| !is_host(h.as_bytes())) {
+        return Some(Problem::NotHttp { detail: "The Host header is not a host and a port." });
+    }
+    let len = parts.uri.path_and_query().map_or(0, |p| p.as_str().len()) as u64;
+    (len > app.limits.max_uri).then_some(Problem::UriTooLong { max: app.limits.max_uri })
+}
+
+/// A name or an address, and perhaps a port. Empty is allowed (RFC 9110, 7.2).
+fn is_host(host: &[u8]) -> bool {
+    host.len() <= 512 && host.iter().all(|b| b.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=%:[]".contains(b))
 }
 
 async fn call(
@@ -86,21 +175,19 @@ async fn call(
     route: &Route,
     argument: Argument<'_>,
     parts: &Parts,
-    incoming: Incoming,
+    coming: Coming,
 ) -> Result<Response, Problem> {
     let headers = &parts.headers;
     let changes = !matches!(parts.method, Method::GET | Method::HEAD);
     if changes && is_cross_origin(headers) || app.loopback_only && is_rebound(headers) {
-        body::forget(incoming, headers).await;
-        return Err(Problem::CrossOrigin);
+        return Ok(refuse(coming, Problem::CrossOrigin).await);
     }
     let query = parts.uri.query().unwrap_or_default();
-    let read = if incoming.is_end_stream() {
-        body::Read::default()
-    } else {
-        body::read(incoming, headers, app.max_body, &app.budget).await?
-    };
+    let read = coming.read(app.limits.max_body, &app.budget).await?;
     let body = &read.bytes;
+    if app.closing.load(Ordering::Relaxed) && !route.call.goes_on_to_the_end() {
+        return Err(Failure::Draining { retry_after_ms: 1_000 }.into());
+    }
     // Nothing is refused before the body has been read: a connection with half a body in it cannot go on.
     if route.query.is_empty() {
         decode::no_query(query)?;
@@ -163,6 +250,8 @@ async fn call(
         Call::QueueRecords => Request::Inspect(Inspect::Queue { tenant: tenant(), queue: queue() }),
         Call::KeyRecords => Request::Inspect(Inspect::Key { tenant: tenant(), key: queue() }),
         Call::Health => return Ok(body::json(StatusCode::OK, b"{\"status\":\"ok\"}".to_vec())),
+        // Whoever sends work here by this answer must stop before the listener does.
+        Call::Ready if app.is_draining() => return Err(Failure::Draining { retry_after_ms: 1_000 }.into()),
         Call::Ready => Request::Ready,
         Call::Metrics => return Ok(metrics::page(app).await),
         Call::Description => return Ok(description()),
@@ -250,4 +339,34 @@ fn description() -> Response {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_ends_its_own_call_only() {
+        let mut polls = 0;
+        let panics = caught(std::future::poll_fn(|cx| {
+            polls += 1;
+            if polls == 2 {
+                panic!("on purpose");
+            }
+            cx.waker().wake_by_ref();
+            Poll::<()>::Pending
+        }));
+        assert_eq!(panics.await, None);
+        assert_eq!(caught(async { 7 }).await, Some(7));
+    }
+
+    #[test]
+    fn hosts() {
+        for host in ["", "localhost", "localhost:7411", "127.0.0.1", "[::1]:7411", "a_b-c.example"] {
+            assert!(is_host(host.as_bytes()), "{host}");
+        }
+        for host in ["a b", "a/b", "a@b", "<x>", "\"", "h\u{e9}"] {
+            assert!(!is_host(host.as_bytes()), "{host}");
+        }
+    }
 }

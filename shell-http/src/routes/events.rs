@@ -41,7 +41,7 @@ pub fn stream(app: Arc<App>, mut asked: Events, headers: &HeaderMap) -> Result<R
             () = send(&app, asked, pieces) => {}
         }
     });
-    let mut response = Response::new(Body::Stream(receiver));
+    let mut response = Response::new(Body::stream(receiver));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -57,6 +57,21 @@ pub enum Call {
     Page,
 }
 
+impl Call {
+    /// Served also when all connections are taken.
+    pub const fn tells_health(self) -> bool {
+        matches!(self, Call::Health | Call::Ready | Call::Metrics)
+    }
+
+    /// Served for as long as the process lives: what ends or extends a lease, and what tells how the
+    /// server is.
+    pub const fn goes_on_to_the_end(self) -> bool {
+        let leases = matches!(self, Call::Heartbeat | Call::Complete | Call::Fail | Call::Release);
+        let batches = matches!(self, Call::Heartbeats | Call::Completions | Call::Failures);
+        leases || batches || self.tells_health()
+    }
+}
+
 /// One answer that a call can give when it is done.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {

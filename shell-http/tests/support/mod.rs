@@ -51,6 +51,17 @@ impl Server {
         Server::at("127.0.0.1:0".parse().unwrap(), folder, flags)
     }
 
+    /// With a configuration file.
+    pub fn configured(folder: &Folder, toml: &str) -> Server {
+        let file = folder.path().join("leasehold.toml");
+        std::fs::write(&file, toml).unwrap();
+        Server::start(folder, &["--config", file.to_str().unwrap()])
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn at(address: SocketAddr, folder: &Folder, flags: &[&str]) -> Server {
         let store = format!("disk:{}", folder.path().join("store").display());
         let mut child = Command::new(BINARY)
@@ -152,6 +163,10 @@ impl Answer {
             .unwrap_or_else(|e| panic!("{e}: {} {}", self.status, String::from_utf8_lossy(&self.body)))
     }
 
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
     pub fn code(&self) -> String {
         self.json()["code"].as_str().unwrap_or_default().to_owned()
     }
@@ -168,6 +183,11 @@ pub struct Client {
 impl Client {
     pub fn new(address: SocketAddr) -> Client {
         Client { address, stream: None, timeout: Duration::from_secs(70) }
+    }
+
+    /// Opens the connection, unless it is open.
+    pub fn connect(&mut self) -> std::io::Result<()> {
+        self.open().map(|_| ())
     }
 
     pub fn get(&mut self, path: &str) -> Answer {
@@ -243,7 +263,8 @@ pub fn read_answer(stream: &mut BufReader<TcpStream>) -> std::io::Result<Answer>
         headers.push((name.to_owned(), value.trim().to_owned()));
     }
     let mut answer = Answer { status, headers, body: Vec::new() };
-    if let Some(len) = answer.header("content-length") {
+    let bodyless = matches!(status, 100..=199 | 204 | 304);
+    if let Some(len) = answer.header("content-length").filter(|_| !bodyless) {
         answer.body = vec![0; len.parse().unwrap()];
         stream.read_exact(&mut answer.body)?;
     }
@@ -256,6 +277,29 @@ pub fn read_line(stream: &mut BufReader<TcpStream>) -> std::io::Result<String> {
         return Err(std::io::ErrorKind::UnexpectedEof.into());
     }
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+}
+
+/// Sends bytes and reads one answer.
+pub fn exchange(address: SocketAddr, bytes: &[u8]) -> std::io::Result<Answer> {
+    let mut stream = raw(address);
+    stream.get_mut().write_all(bytes)?;
+    read_answer(&mut stream)
+}
+
+/// A bare connection.
+pub fn raw(address: SocketAddr) -> BufReader<TcpStream> {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    BufReader::new(stream)
+}
+
+/// Whether the server closes the connection, reading until then.
+pub fn closes(stream: &mut BufReader<TcpStream>) -> bool {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => true,
+        Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
+    }
 }
 
 /// Submits and gives the id.
