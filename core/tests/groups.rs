@@ -356,3 +356,94 @@ fn bad_groups_are_refused_whole() {
     }
     assert!(w.store.records(b"job/").next().is_none());
 }
+
+/// What a store may lose, and what the group must still come to.
+#[test]
+fn whatever_the_books_lose_the_group_ends() {
+    type Damage = fn(&mut World, GroupId);
+    fn drop(w: &mut World, index: leasehold_core::Name, member: leasehold_core::Name) {
+        assert!(w.store.drop_member(&index, &member), "{member} stands in {index}");
+    }
+    use leasehold_core::job::record::Class;
+    let kinds: [(&str, Damage); 12] = [
+        ("mark's entry", |w, g| drop(w, keys::GROUPS_DUE, keys::group_member(g))),
+        ("mark and entry", |w, g| {
+            drop(w, keys::GROUPS_DUE, keys::group_member(g));
+            assert!(w.store.evict(&keys::mark(g)));
+        }),
+        ("mark's record", |w, g| assert!(w.store.evict(&keys::mark(g)))),
+        ("held entry", |w, g| drop(w, keys::held(g), keys::member(g.child(5)))),
+        ("held status", |w, g| {
+            let index = keys::status(T, "q", Class::System, Status::Held);
+            drop(w, index, keys::member(g.child(5)));
+        }),
+        ("both of held", |w, g| {
+            let index = keys::status(T, "q", Class::System, Status::Held);
+            drop(w, index, keys::member(g.child(5)));
+            drop(w, keys::held(g), keys::member(g.child(5)));
+        }),
+        ("released entry", |w, g| drop(w, keys::released(g), keys::member(g.child(2)))),
+        ("running status", |w, g| {
+            let index = keys::status(T, "q", Class::System, Status::Running);
+            drop(w, index, keys::member(g.child(2)));
+        }),
+        ("done entry", |w, g| drop(w, keys::done(g, ChildOutcome::Succeeded), keys::member(g.child(0)))),
+        ("held child", |w, g| assert!(w.store.evict(&keys::job(g.child(5))))),
+        ("ended child", |w, g| assert!(w.store.evict(&keys::job(g.child(0))))),
+        ("ended child's place", |w, g| {
+            let index = keys::status(T, "q", Class::System, Status::Succeeded);
+            drop(w, index, keys::member(g.child(0)));
+        }),
+    ];
+    for (name, damage) in kinds {
+        let config = leasehold_core::Config { scrub_ms: 100, ..Default::default() };
+        let mut w = World::with(2, config);
+        let id = create(&mut w, asked(8, 2));
+        let first = w.claim(0, "w", "q", 2, None);
+        complete(&mut w, 0, &first[0]);
+        complete(&mut w, 0, &first[1]);
+        let second = w.claim(0, "w", "q", 2, None);
+        if name.starts_with("mark") {
+            // The step has no chance between mark and loss.
+            let result = Some(Content::json("1"));
+            let done = Complete { held: held(&second[0]), result };
+            let ask = w.ask(0, Request::Complete(Box::new(done)));
+            while w.answer(0, ask).is_none() {
+                assert!(w.perform(0));
+            }
+        }
+        damage(&mut w, id);
+        let mut now = 1_000;
+        loop {
+            w.to(now);
+            now += 1_000;
+            for job in w.claim(1, "w", "q", 5, None) {
+                complete(&mut w, 1, &job);
+            }
+            if group(&mut w, 0, id).ended_at.is_some() {
+                break;
+            }
+            assert!(now < 120_000, "{name}: {:?}", group(&mut w, 0, id));
+        }
+        let view = group(&mut w, 0, id);
+        assert_eq!(view.counts.done(), 8, "{name}: {view:?}");
+        assert_eq!(finalized(&mut w), 1, "{name}");
+    }
+}
+
+#[test]
+fn children_of_a_group_that_vanished_are_told_as_lost() {
+    let config = leasehold_core::Config { scrub_ms: 100, ..Default::default() };
+    let mut w = World::with(1, config);
+    let id = create(&mut w, asked(8, 2));
+    let jobs = w.claim(0, "w", "q", 2, None);
+    assert!(w.store.evict(&keys::group(id)));
+    w.to(5_000);
+    let late = Complete { held: held(&jobs[0]), result: None };
+    assert!(w.call(0, Request::Complete(Box::new(late))).is_err());
+    w.store.collect_garbage();
+    for prefix in ["job/", "payload/", "lease/", "mark/"] {
+        assert_eq!(w.store.records(prefix.as_bytes()).count(), 0, "{prefix}");
+    }
+    balanced(&mut w);
+}

@@ -14,17 +14,19 @@
 //! it: releases the next children, cancels those of a stopped group, or makes the group final. The mark
 //! goes only, at its version, when nothing was left to do, so a crash in between is always found.
 //!
-//! Reading order: [`record`], `create`, `step`, `change`, `look`.
+//! Reading order: [`record`], `create`, `step`, `change`, `look`, `mend`.
 
 mod change;
 mod create;
 mod look;
+mod mend;
 pub mod record;
 mod step;
 
 pub(crate) use change::Change;
 pub(crate) use create::{Create, Extend};
 pub(crate) use look::{Children, Look};
+pub(crate) use mend::Mend;
 pub(crate) use step::Step;
 
 use alloc::vec::Vec;

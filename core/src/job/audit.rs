@@ -12,7 +12,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::moves::{Home, as_read, remove};
-use super::record::{Class, Job, KeyRecord, Owner, Status};
+use super::record::{ChildOutcome, Class, Job, KeyRecord, Owner, Status};
 use super::scrub::{self, Found};
 use crate::codec::{self, Undecodable};
 use crate::failure::Failure;
@@ -45,6 +45,10 @@ enum Cursor {
     },
 }
 
+/// The nine status indexes, `leases`, `due`, `ttl` and `names`.
+const PLACES: usize = Status::ALL.len() + 4;
+/// `held` and `released` of a child's group, and the five of `done`.
+const CHILD: usize = 2 + ChildOutcome::ALL.len();
 /// Indexes of jobs that belong to no queue.
 const SHARED: [Name; 4] = [keys::LEASES, keys::DUE, keys::TTL, keys::QUARANTINE];
 const QUEUE_INDEXES: usize = Status::ALL.len() * Class::ALL.len();
@@ -152,6 +156,11 @@ impl Audit {
                     read.members.extend(Status::ALL.into_iter().map(|s| (home.index(s), member.clone())));
                     read.members.extend(SHARED[..3].iter().map(|i| (i.clone(), member.clone())));
                     read.members.push((keys::NAMES, keys::queue_member(&job.tenant, &job.queue)));
+                    if let Some((group, _)) = id.child_of() {
+                        read.members.extend([keys::held(group), keys::released(group)].map(|i| (i, member.clone())));
+                        let done = ChildOutcome::ALL.into_iter().map(|o| keys::done(group, o));
+                        read.members.extend(done.map(|i| (i, member.clone())));
+                    }
                     let key = job.key.as_ref().map_or(keys::job(*id), |(key, _)| keys::key(&job.tenant, key));
                     read.records.extend([keys::job(*id), keys::lease(*id), key]);
                     self.found.insert(*id, Found { main: main.clone(), lease: lease.clone(), job });
@@ -201,17 +210,19 @@ impl Audit {
     fn judge(&mut self, snapshot: &Snapshot) -> Next {
         let found = core::mem::take(&mut self.found);
         let (mains, payloads) = snapshot.records.split_at((found.len() * 3).min(snapshot.records.len()));
-        let per_job = Status::ALL.len() + 4;
+        let mut rest = snapshot.members.as_slice();
         let ids = self.ids.clone();
         let ids: Vec<JobId> = ids.into_iter().filter(|id| found.contains_key(id)).collect();
-        let pages = mains.chunks(3).zip(snapshot.members.chunks(per_job)).zip(payloads);
-        for (id, ((records, places), payload)) in ids.into_iter().zip(pages) {
+        for (id, (records, payload)) in ids.into_iter().zip(mains.chunks(3).zip(payloads)) {
+            let (places, others) = rest.split_at(PLACES.min(rest.len()));
+            let (child, others) = others.split_at(if id.child_of().is_some() { CHILD } else { 0 }.min(others.len()));
+            rest = others;
             let (Some(f), [main, lease, key]) = (found.get(&id), records) else { continue };
             // What changed since it was read belongs to another moment, and is balanced by itself.
             if main.version() != f.main.version() {
                 continue;
             }
-            let seen = Seen { main, lease, key, payload, places, clock: snapshot.clock };
+            let seen = Seen { main, lease, key, payload, places, child, clock: snapshot.clock };
             self.job(id, &f.job, seen);
         }
         self.finish()
@@ -227,7 +238,8 @@ impl Audit {
         }
         let mut drafts = Vec::new();
         let found = Found { main: seen.main.clone(), lease: seen.lease.clone(), job: job.clone() };
-        scrub::mend_job(id, &found, seen.places, seen.clock, &mut drafts);
+        let held = id.child_of().is_some() && seen.child.get(1).is_some_and(Option::is_none);
+        scrub::mend_job(id, &found, seen.places, held, seen.clock, &mut drafts);
         drafts.extend(scrub::clear_job(id, &found, seen.places, seen.clock));
         for draft in drafts {
             self.mend(before, draft);
@@ -347,6 +359,8 @@ struct Seen<'a> {
     payload: &'a Record,
     /// In the nine status indexes, then `leases`, `due`, `ttl`, `names`.
     places: &'a [Option<Place>],
+    /// A child's: in `held` and `released` of its group, then in the five of `done`.
+    child: &'a [Option<Place>],
     clock: Clock,
 }
 
@@ -379,6 +393,7 @@ fn unbalanced(id: JobId, job: &Job, seen: &Seen<'_>) -> Vec<String> {
     if name.is_none() {
         wrong.push("its queue's name is not known".into());
     }
+    wrong.extend(unbalanced_child(id, status, seen));
     if let Some(end) = &job.end {
         if status != end.status {
             wrong.push(format!("ended {}, but stands in {}", end.status.text(), status.text()));
@@ -430,6 +445,21 @@ fn unbalanced(id: JobId, job: &Job, seen: &Seen<'_>) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// What is wrong with a child's place in its group.
+fn unbalanced_child(id: JobId, status: Status, seen: &Seen<'_>) -> Option<String> {
+    id.child_of()?;
+    let (places, done) = seen.child.split_at_checked(2)?;
+    let mut stands: Vec<&str> =
+        ["held", "released"].into_iter().zip(places).filter_map(|(name, p)| p.map(|_| name)).collect();
+    stands.extend(ChildOutcome::ALL.into_iter().zip(done).filter_map(|(o, p)| p.map(|_| o.text())));
+    let expected = match (ChildOutcome::of(status), status) {
+        (Some(outcome), _) => outcome.text(),
+        (None, Status::Held) => "held",
+        (None, _) => "released",
+    };
+    (stands != [expected]).then(|| format!("is {}, but stands in its group's [{}]", status.text(), stands.join(", ")))
 }
 
 impl Operation for Audit {

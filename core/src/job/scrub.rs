@@ -4,6 +4,7 @@
 //! Where a job belongs that stands nowhere: with a lease it is running; due later it is scheduled or
 //! retrying; else it is queued, at its due.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec;
@@ -16,11 +17,12 @@ use super::moves::{self, Home, add, as_read, remove};
 use super::record::{Class, Job, KeyRecord, Owner, Status};
 use crate::codec::Undecodable;
 use crate::event::Kind;
+use crate::group::Mend;
 use crate::ids::JobId;
 use crate::limits;
 use crate::name::Name;
-use crate::replica::Mark;
 use crate::replica::task::{Cx, Draft, Next, Operation, Plan, decode_record};
+use crate::replica::{Mark, Op};
 use crate::request::Response;
 use crate::store::{
     Answer, Clock, Entry, Guard, Place, Read, Record, Scan, Score, ScoreAt, Slice, Snapshot, Standing, UpTo, Write,
@@ -116,6 +118,7 @@ impl Scrub {
                     read.members.extend(Status::ALL.into_iter().map(|s| (home.index(s), member.clone())));
                     read.members.extend([keys::LEASES, keys::DUE, keys::TTL].map(|i| (i, member.clone())));
                     read.members.push((keys::NAMES, keys::queue_member(&job.tenant, &job.queue)));
+                    read.members.extend(id.child_of().map(|(group, _)| (keys::released(group), member)));
                     self.found.insert(*id, Found { main: main.clone(), lease: lease.clone(), job });
                     // The places are judged against the records of the same moment.
                     read.records.push(keys::job(*id));
@@ -173,15 +176,19 @@ impl Scrub {
 
     fn mend(&mut self, snapshot: &Snapshot) {
         let found = core::mem::take(&mut self.found);
-        let per_job = Status::ALL.len() + 4;
         let ids = self.ids.iter().filter(|id| found.contains_key(id));
         let mut drafts = Vec::new();
-        for ((id, places), pair) in ids.zip(snapshot.members.chunks(per_job)).zip(snapshot.records.chunks(2)) {
+        let mut rest = snapshot.members.as_slice();
+        for (id, pair) in ids.zip(snapshot.records.chunks(2)) {
+            let (places, others) = rest.split_at(PLACES.min(rest.len()));
+            let (released, others) = others.split_at(usize::from(id.child_of().is_some()).min(others.len()));
+            rest = others;
             let (Some(f), [main, lease]) = (found.get(id), pair) else { continue };
             if main.version() != f.main.version() || lease.version() != f.lease.version() {
                 continue;
             }
-            mend_job(*id, f, places, snapshot.clock, &mut drafts);
+            let held = released.first().is_some_and(Option::is_none);
+            mend_job(*id, f, places, held, snapshot.clock, &mut drafts);
         }
         for draft in drafts {
             self.draft(draft, Mark::JobReindexed);
@@ -279,12 +286,26 @@ impl Scrub {
 
     fn commit(&mut self) -> Next {
         if self.drafts.is_empty() {
-            return Next::ok(Response::Ready);
+            return self.groups();
         }
         Next::Commit(Plan::new(core::mem::take(&mut self.drafts)))
     }
+
+    /// The books of the groups that were met on this page.
+    fn groups(&mut self) -> Next {
+        let mut groups: BTreeSet<_> = self.ids.iter().filter_map(|id| Some(id.child_of()?.0)).collect();
+        let of = |key: &Name| keys::group_of(&Name::new(key.strip_prefix(&*keys::GROUP)?));
+        groups.extend(self.keys.iter().filter_map(of));
+        if groups.is_empty() {
+            return Next::ok(Response::Ready);
+        }
+        let children = self.ids.iter().copied().filter(|id| id.child_of().is_some()).collect();
+        Next::Become(Op::Mend(Box::new(Mend::new(self.cursor.clone(), groups.into_iter().collect(), children))))
+    }
 }
 
+/// The nine status indexes, `leases`, `due`, `ttl` and `names`.
+const PLACES: usize = Status::ALL.len() + 4;
 /// Indexes of live jobs that a queue has.
 const LIVE_INDEXES: usize = Status::LIVE.len() * Class::ALL.len();
 /// Bytes of records that a page reads.
@@ -299,8 +320,15 @@ fn live_index(tenant: &str, queue: &str, at: usize) -> Name {
 }
 
 /// The transactions that put back what one job lacks. `places`: in the nine status indexes, then in
-/// `leases`, `due`, `ttl` and `names`.
-pub(super) fn mend_job(id: JobId, found: &Found, places: &[Option<Place>], clock: Clock, drafts: &mut Vec<Draft>) {
+/// `leases`, `due`, `ttl` and `names`; `held`: it is a child that is not released.
+pub(super) fn mend_job(
+    id: JobId,
+    found: &Found,
+    places: &[Option<Place>],
+    held: bool,
+    clock: Clock,
+    drafts: &mut Vec<Draft>,
+) {
     let Found { main, lease, job } = found;
     let (Some(version), Some((statuses, rest))) = (main.version(), places.split_at_checked(Status::ALL.len())) else {
         return;
@@ -340,8 +368,13 @@ pub(super) fn mend_job(id: JobId, found: &Found, places: &[Option<Place>], clock
     let waits = |score: Score| add(keys::DUE, &member, ScoreAt::Number(score));
     match stands {
         None => {
-            let status = derived(job, granted.is_some(), clock);
+            let status = if held { Status::Held } else { derived(job, granted.is_some(), clock) };
             let more = match status {
+                Status::Held => id
+                    .child_of()
+                    .map(|(group, index)| add(keys::held(group), &member, ScoreAt::Number(index.into())))
+                    .into_iter()
+                    .collect(),
                 Status::Running if leases.is_none() => {
                     lease_end.map(|end| add(keys::LEASES, &member, ScoreAt::Number(end))).into_iter().collect()
                 }
@@ -478,7 +511,7 @@ impl Operation for Scrub {
             }
             cx.marks.push(*mark);
         }
-        Next::ok(Response::Ready)
+        self.groups()
     }
 
     fn doubtful(&mut self, _: &mut Cx<'_>) -> Next {

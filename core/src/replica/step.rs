@@ -428,6 +428,7 @@ impl Replica {
             }
             Op::Names(names) if names.more => self.sweeps.next = self.sweeps.next.min(self.now + SWEEP_GAP_MS),
             Op::Scrub(scrub) if task.origin == Origin::Scrub => self.sweeps.cursor = scrub.cursor.clone(),
+            Op::Mend(mend) if task.origin == Origin::Scrub => self.sweeps.cursor = mend.cursor.clone(),
             _ => {}
         }
         self.tell(task.origin, outcome, out);
