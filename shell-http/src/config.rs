@@ -97,8 +97,16 @@ pub const KEYS: &[&str] = &[
 
 /// Variables that begin like ours and mean something else: the clients', and what a worker's
 /// command is given.
-const OTHERS: &[&str] =
-    &["LEASEHOLD_CONFIG", "LEASEHOLD_SERVER", "LEASEHOLD_JOB_ID", "LEASEHOLD_ATTEMPT", "LEASEHOLD_QUEUE"];
+const OTHERS: &[&str] = &[
+    "LEASEHOLD_CONFIG",
+    "LEASEHOLD_SERVER",
+    "LEASEHOLD_JOB_ID",
+    "LEASEHOLD_ATTEMPT",
+    "LEASEHOLD_DELIVERY",
+    "LEASEHOLD_TOKEN",
+    "LEASEHOLD_QUEUE",
+    "LEASEHOLD_CONTENT_TYPE",
+];
 
 /// Set by Kubernetes for every service that is named `leasehold…`.
 fn is_service_link(name: &str) -> bool {
@@ -284,7 +292,7 @@ fn millis(duration: Duration) -> u64 {
 }
 
 /// A number and a unit.
-fn time(key: &str, text: &str) -> Result<Duration, String> {
+pub(crate) fn time(key: &str, text: &str) -> Result<Duration, String> {
     let bad = || format!("`{key}` must be a time as 500ms, 20s, 5m, 24h or 7d, not `{text}`");
     let split = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
     let (number, unit) = text.split_at(split);

@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::LocalSet;
 
-use super::client::{Server, unique};
+use super::client::{Server, Trouble, unique};
 use super::{Failed, To, print_line};
 
 /// Jobs in a batch.
@@ -27,21 +27,27 @@ const CLAIM: usize = 10;
 #[command(after_help = "\
 Run it against a server with a fresh store: it leaves its jobs behind.
 
+With --json each part is an object on a line of its own: {\"part\", \"jobs_per_second\", \"p50_ms\",
+\"p99_ms\", \"max_ms\", \"errors\"}.
+
 Examples:
   leasehold --store disk:/tmp/bench & leasehold bench
-  leasehold bench --seconds 10 --connections 64 --backlog 500000")]
+  leasehold bench --seconds 10 --connections 64 --backlog 500000
+  leasehold bench --only submit,batch --json
+
+Exit codes: 0 measured, 1 a connection broke off, 2 wrong usage, 3 the server cannot be reached.")]
 pub struct Bench {
     #[command(flatten)]
     to: To,
     /// How long each part takes
-    #[arg(long, value_name = "S", default_value_t = 5)]
+    #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     /// Connections that submit one by one
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    connections: usize,
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    connections: u16,
     /// Connections that submit batches, and that drain
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    batchers: usize,
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    batchers: u16,
     /// Bytes of each payload
     #[arg(long, value_name = "N", default_value_t = 100)]
     payload: usize,
@@ -51,9 +57,12 @@ pub struct Bench {
     /// The queue to use [default: one of its own]
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
-    /// Only the parts named: submit, batch, drain, claim
-    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    /// Only the parts named
+    #[arg(long, value_name = "PARTS", value_delimiter = ',', value_parser = ["submit", "batch", "drain", "claim"])]
     only: Vec<String>,
+    /// Print JSON, an object a line
+    #[arg(long)]
+    json: bool,
 }
 
 /// What one part found.
@@ -77,6 +86,11 @@ impl Bench {
         LocalSet::new().run_until(self.measure()).await
     }
 
+    async fn open(&self) -> Result<Connection, Failed> {
+        let unreachable = |e| Failed::from(Trouble::Connection(format!("{} cannot be reached: {e}", self.to.server)));
+        Connection::open(&self.to.server).await.map_err(unreachable)
+    }
+
     fn wants(&self, part: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|p| p == part)
     }
@@ -84,13 +98,22 @@ impl Bench {
     async fn measure(self) -> Result<(), Failed> {
         let queue = self.queue.clone().unwrap_or_else(|| format!("bench-{}", unique()));
         let time = Duration::from_secs(self.seconds);
-        print_line(&format!(
-            "{:<34} {:>12} {:>9} {:>9} {:>9} {:>7}",
-            "", "jobs/s", "p50 ms", "p99 ms", "max ms", "errors"
-        ))?;
+        let title =
+            format!("{:<34} {:>12} {:>9} {:>9} {:>9} {:>7}", "", "jobs/s", "p50 ms", "p99 ms", "max ms", "errors");
+        if !self.json {
+            print_line(&title)?;
+        }
+        let as_json = self.json;
         let row = |what: &str, mut m: Measure, took: Duration| {
             let rate = m.jobs as f64 / took.as_secs_f64();
             let (p50, p99, max) = (m.quantile(0.5), m.quantile(0.99), m.quantile(1.0));
+            if as_json {
+                let line = serde_json::json!({
+                    "part": what, "jobs_per_second": rate, "p50_ms": p50, "p99_ms": p99, "max_ms": max,
+                    "errors": m.errors,
+                });
+                return print_line(&line.to_string());
+            }
             print_line(&format!("{what:<34} {rate:>12.0} {p50:>9.2} {p99:>9.2} {max:>9.2} {:>7}", m.errors))
         };
         if self.wants("submit") {
@@ -129,16 +152,16 @@ impl Bench {
     /// The same call again and again over many connections.
     async fn together(
         &self,
-        connections: usize,
+        connections: u16,
         time: Duration,
         call: impl Fn(usize) -> (String, &'static str, usize),
     ) -> Result<(Measure, Duration), Failed> {
         let measure = Rc::new(RefCell::new(Measure::default()));
         let begun = Instant::now();
         let mut tasks = Vec::new();
-        for n in 0..connections {
+        for n in 0..usize::from(connections) {
             let (body, path, jobs) = call(n);
-            let mut connection = Connection::open(&self.to.server).await?;
+            let mut connection = self.open().await?;
             let measure = measure.clone();
             tasks.push(tokio::task::spawn_local(async move {
                 let request = connection.request(path, &body);
@@ -168,8 +191,8 @@ impl Bench {
         let measure = Rc::new(RefCell::new(Measure::default()));
         let begun = Instant::now();
         let mut tasks = Vec::new();
-        for n in 0..self.batchers {
-            let mut connection = Connection::open(&self.to.server).await?;
+        for n in 0..usize::from(self.batchers) {
+            let mut connection = self.open().await?;
             let measure = measure.clone();
             let claim = claim_body(queue, n, BATCH);
             tasks.push(tokio::task::spawn_local(async move {
@@ -208,11 +231,11 @@ impl Bench {
     /// Times single claims; what was claimed is completed and replaced, so the backlog stays.
     async fn claims(&self, backlog: usize) -> Result<Measure, Failed> {
         let queue = format!("bench-{}", unique());
-        let each = backlog.div_ceil(self.batchers).div_ceil(BATCH);
+        let each = backlog.div_ceil(usize::from(self.batchers)).div_ceil(BATCH);
         let mut tasks = Vec::new();
         for _ in 0..self.batchers {
-            let mut connection = Connection::open(&self.to.server).await?;
-            let body = self.batch(&queue, BATCH.min(backlog.div_ceil(self.batchers)));
+            let mut connection = self.open().await?;
+            let body = self.batch(&queue, BATCH.min(backlog.div_ceil(usize::from(self.batchers))));
             tasks.push(tokio::task::spawn_local(async move {
                 let request = connection.request("/v1/jobs:batch", &body);
                 for _ in 0..each {
@@ -227,7 +250,7 @@ impl Bench {
             task.await.map_err(|e| Failed::Because(e.to_string()))??;
         }
         let mut measure = Measure::default();
-        let mut connection = Connection::open(&self.to.server).await?;
+        let mut connection = self.open().await?;
         let claim = connection.request("/v1/claims", &claim_body(&queue, 0, CLAIM));
         let replace = connection.request("/v1/jobs:batch", &self.batch(&queue, CLAIM));
         for _ in 0..200 {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body as _, Incoming};
@@ -87,6 +87,13 @@ pub struct Refused {
     pub detail: String,
 }
 
+impl Refused {
+    /// As it is shown with `--json`.
+    pub fn json(&self) -> Value {
+        serde_json::json!({"status": self.status.as_u16(), "code": self.code, "detail": self.detail})
+    }
+}
+
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.status.as_u16(), self.code, self.detail)
@@ -121,17 +128,27 @@ pub struct Call {
     pub method: Method,
     pub path: String,
     pub body: Option<Bytes>,
+    pub content_type: String,
+    /// `Idempotency-Key`.
+    pub key: Option<String>,
     /// Longer than usual: the server waits on purpose.
     pub wait: Duration,
 }
 
 impl Call {
     pub fn get(path: impl Into<String>) -> Call {
-        Call { method: Method::GET, path: path.into(), body: None, wait: Duration::ZERO }
+        Call {
+            method: Method::GET,
+            path: path.into(),
+            body: None,
+            content_type: "application/json".into(),
+            key: None,
+            wait: Duration::ZERO,
+        }
     }
 
     pub fn post(path: impl Into<String>, body: impl Into<Bytes>) -> Call {
-        Call { method: Method::POST, path: path.into(), body: Some(body.into()), wait: Duration::ZERO }
+        Call { method: Method::POST, body: Some(body.into()), ..Call::get(path) }
     }
 }
 
@@ -166,13 +183,17 @@ impl Client {
     }
 
     async fn start(&mut self, call: &Call) -> Result<(StatusCode, Option<u64>, Incoming), Trouble> {
-        let request = hyper::Request::builder()
+        let mut request = hyper::Request::builder()
             .method(call.method.clone())
             .uri(&call.path)
             .header(HOST, &self.server.authority)
             .header(USER_AGENT, concat!("leasehold/", env!("CARGO_PKG_VERSION")))
             .header(ACCEPT, "application/json")
-            .header(CONTENT_TYPE, "application/json")
+            .header(CONTENT_TYPE, &call.content_type);
+        if let Some(key) = &call.key {
+            request = request.header("idempotency-key", key);
+        }
+        let request = request
             .body(call.body.clone().map_or_else(Body::empty, Body::full))
             .map_err(|e| Trouble::Connection(format!("the call cannot be made: {e}")))?;
         let sender = self.connected().await?;
@@ -208,15 +229,25 @@ impl Client {
         ready.map(|sender| self.sender.insert(sender)).ok_or_else(|| Trouble::Connection("no connection".into()))
     }
 
-    /// Tries until there is an answer or a refusal. Only for calls that can be repeated without harm.
-    pub async fn insist(&mut self, call: &Call, say: &mut (dyn FnMut(&Trouble) + Send)) -> Result<Answer, Refused> {
+    /// Tries until there is an answer or a refusal, or it has gone on for so long without either: then
+    /// the last trouble is told. Only for calls that can be repeated without harm.
+    pub async fn insist(
+        &mut self,
+        call: &Call,
+        patience: Option<Duration>,
+        say: &mut (dyn FnMut(&Trouble) + Send),
+    ) -> Result<Answer, Trouble> {
         let mut pause = Pause::new();
+        let begun = Instant::now();
         loop {
             let trouble = match self.call(call).await {
                 Ok(answer) => return Ok(answer),
-                Err(Trouble::Refused(refused)) => return Err(refused),
+                Err(Trouble::Refused(refused)) => return Err(Trouble::Refused(refused)),
                 Err(trouble) => trouble,
             };
+            if patience.is_some_and(|p| begun.elapsed() >= p) {
+                return Err(trouble);
+            }
             say(&trouble);
             pause.wait(&trouble).await;
         }

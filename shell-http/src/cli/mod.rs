@@ -1,64 +1,102 @@
 //! The command line: the server, and clients of it.
 
+/// Says something on standard error. Nobody may be there to hear it, which changes nothing: unlike
+/// `eprintln!`, this does not panic then.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr().lock(), "leasehold: {}", format_args!($($text)*));
+    }};
+}
+
 mod bench;
 mod client;
-mod look;
+mod completions;
+mod events;
+mod failed;
+mod queues;
+mod signals;
+mod status;
 mod submit;
+mod table;
+mod terminal;
 mod work;
 
-use std::fmt;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::config::{Config, Flags};
 use crate::serve;
-use client::{Refused, Server, Trouble};
-
-/// Exit codes besides 0: something was not done, or the command line is wrong (clap's own).
-const FAILED: u8 = 1;
-const USAGE: u8 = 2;
+use client::{Server, Trouble};
+use failed::Failed;
+use terminal::{When, printable};
 
 /// A durable job system: jobs come in over HTTP, workers lease them, nothing is lost.
 #[derive(Debug, Parser)]
 #[command(
     name = "leasehold",
     version,
-    args_conflicts_with_subcommands = true,
     after_help = "\
 Examples:
   leasehold                                   serve on 127.0.0.1:7411, jobs in ./leasehold-data
   leasehold submit --queue docs *.txt         a job a file
   leasehold work --queue docs -- wc -w        run a command for each job
-  leasehold status                            what the queues hold"
+  leasehold status                            what the queues hold
+
+Exit codes of all commands: 0 done; 1 something was refused or failed; 2 wrong usage or configuration;
+3 the server cannot be reached, or cannot do it now; 130, 143 ended by a signal."
 )]
 struct Cli {
     #[command(flatten)]
     serve: Flags,
     #[command(subcommand)]
     command: Option<Command>,
+    /// Colours: auto (on a terminal, unless NO_COLOR is set), always or never
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
+    color: When,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the server (also without any command)
+    #[command(after_help = "\
+Examples:
+  leasehold serve --store disk:/var/lib/leasehold
+  leasehold serve --store mem: --listen 127.0.0.1:0
+
+Exit codes: 0 told to end, and ended; 1 the address is taken, the store cannot be opened, or told twice to
+end; 2 wrong usage or configuration.")]
     Serve(Flags),
-    /// Print the effective configuration
-    Config(Flags),
-    /// Submit jobs
+    Config(Effective),
     Submit(submit::Submit),
-    /// Run a command for each job of a queue
     Work(work::Work),
-    /// Show jobs by their ids, or what the queues hold
-    Status(look::Status),
-    /// Cancel jobs by their ids
-    Cancel(look::Cancel),
-    /// Show queues; pause, resume or purge one
-    Queues(look::Queues),
-    /// Print what has happened, and go on printing with --follow
-    Events(look::Events),
-    /// Measure a server
+    Status(status::Status),
+    Cancel(status::Cancel),
+    Queues(queues::Queues),
+    Events(events::Events),
     Bench(bench::Bench),
+    Completions(completions::Completions),
+}
+
+/// Print the effective configuration
+#[derive(Args, Debug)]
+#[command(after_help = "\
+What is printed can be read again with --config.
+
+Examples:
+  leasehold config
+  LEASEHOLD_GRACE=5s leasehold config --config /etc/leasehold.toml --json
+
+Exit codes: 0 printed, 2 the configuration is wrong.")]
+struct Effective {
+    #[command(flatten)]
+    flags: Flags,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Where the server is.
@@ -69,47 +107,29 @@ struct To {
     server: Server,
 }
 
-/// Why a command did not do what it should.
-#[derive(Debug)]
-enum Failed {
-    /// Said already.
-    Quietly,
-    Because(String),
-}
-
-impl From<std::io::Error> for Failed {
-    fn from(error: std::io::Error) -> Self {
-        Failed::Because(error.to_string())
-    }
-}
-
-impl From<Refused> for Failed {
-    fn from(refused: Refused) -> Self {
-        Failed::Because(refused.to_string())
-    }
-}
-
-impl From<Trouble> for Failed {
-    fn from(trouble: Trouble) -> Self {
-        Failed::Because(trouble.to_string())
-    }
-}
-
-impl fmt::Display for Failed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failed::Quietly => Ok(()),
-            Failed::Because(why) => f.write_str(why),
+/// Reads the command line. Flags of the server that stand before another command are refused: they
+/// would mean nothing.
+fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let matches = Cli::command().try_get_matches_from(line)?;
+    if let Some(name) = matches.subcommand_name() {
+        let servers = Flags::augment_args(clap::Command::new("serve"));
+        let given = |arg: &&clap::Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+        if let Some(arg) = servers.get_arguments().find(given) {
+            let flag = arg.get_long().unwrap_or_default();
+            let why = format!("--{flag} is the server's: it cannot stand before `{name}`\n");
+            return Err(Cli::command().error(clap::error::ErrorKind::ArgumentConflict, why));
         }
     }
+    Cli::from_arg_matches(&matches)
 }
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    terminal::choose(cli.color);
     let result = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
-        Command::Serve(flags) => return server(&flags),
-        Command::Config(flags) => return print_config(&flags),
+        Command::Serve(flags) => server(&flags),
+        Command::Config(asked) => print_config(&asked),
         Command::Submit(command) => client(command.run()),
         Command::Work(command) => client(command.run()),
         Command::Status(command) => client(command.run()),
@@ -117,14 +137,16 @@ pub fn main() -> ExitCode {
         Command::Queues(command) => client(command.run()),
         Command::Events(command) => client(command.run()),
         Command::Bench(command) => client(command.run()),
+        Command::Completions(command) => command.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failed) => {
-            if let Failed::Because(why) = failed {
-                eprintln!("leasehold: {why}");
+            let text = failed.to_string();
+            if !text.is_empty() {
+                say!("{text}");
             }
-            ExitCode::from(FAILED)
+            ExitCode::from(failed.code())
         }
     }
 }
@@ -134,43 +156,31 @@ fn client(command: impl Future<Output = Result<(), Failed>>) -> Result<(), Faile
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
 }
 
-fn load(flags: &Flags) -> Result<Config, ExitCode> {
+fn load(flags: &Flags) -> Result<Config, Failed> {
     // A variable that is not UTF-8 cannot be one of ours.
     let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
-    Config::load(flags, env).map_err(|bad| {
-        eprintln!("leasehold: {bad}");
-        ExitCode::from(USAGE)
-    })
+    Config::load(flags, env).map_err(|bad| Failed::Usage(bad.to_string()))
 }
 
-fn print_config(flags: &Flags) -> ExitCode {
-    match load(flags) {
-        Ok(config) => {
-            print!("{}", config.to_toml());
-            ExitCode::SUCCESS
-        }
-        Err(code) => code,
+fn print_config(asked: &Effective) -> Result<(), Failed> {
+    let text = load(&asked.flags)?.to_toml();
+    if !asked.json {
+        return print_line(text.trim_end());
     }
+    let table: toml::Table = text.parse().map_err(|e| Failed::Because(format!("{e}")))?;
+    let json = serde_json::to_string(&table).map_err(|e| Failed::Because(e.to_string()))?;
+    print_line(&json)
 }
 
-fn server(flags: &Flags) -> ExitCode {
-    let config = match load(flags) {
-        Ok(config) => config,
-        Err(code) => return code,
-    };
+fn server(flags: &Flags) -> Result<(), Failed> {
+    let config = load(flags)?;
     tracing_subscriber::fmt()
         .with_max_level(config.log)
         .with_target(false)
         .with_ansi(false)
         .with_writer(std::io::stderr)
         .init();
-    match serve::serve(&config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("leasehold: {error}");
-            ExitCode::from(FAILED)
-        }
-    }
+    Ok(serve::serve(&config)?)
 }
 
 /// Prints a line. Who reads it may have seen enough (`… | head`): then the command just ends.
@@ -191,26 +201,29 @@ struct Outage {
 impl Outage {
     fn trouble(&mut self, trouble: &Trouble) {
         if !std::mem::replace(&mut self.told, true) {
-            eprintln!("leasehold: {}; trying again", printable(&trouble.to_string()));
+            say!("{}; trying again", printable(&trouble.to_string()));
         }
     }
 
     fn over(&mut self) {
         if std::mem::take(&mut self.told) {
-            eprintln!("leasehold: the server answers again");
+            say!("the server answers again");
         }
     }
 }
 
-/// Text from a server as it can safely stand on a terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+/// A time on the command line: a number and a unit.
+fn time(text: &str) -> Result<std::time::Duration, String> {
+    crate::config::time("it", text).map_err(|_| "give a time as 500ms, 20s, 5m, 24h or 7d".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
+
+    fn parsed(line: &str) -> Result<Cli, clap::Error> {
+        parse(line.split(' ').map(OsString::from))
+    }
 
     #[test]
     fn the_command_line_is_sound() {
@@ -220,13 +233,34 @@ mod tests {
             "leasehold --listen 127.0.0.1:0 --store mem:",
             "leasehold serve --grace 5s",
             "leasehold submit --queue q a b --key-prefix p --wait --results d",
-            "leasehold work --queue q --concurrency 4 -- sh -c true",
-            "leasehold status --server http://x:1",
+            "leasehold work --queue q --queue r --concurrency 4 --timeout 5m -- sh -c true",
+            "leasehold status --server http://x:1 --color never",
+            "leasehold --color=always status",
+            "leasehold status --queue q --status dead --watch",
             "leasehold queues q --pause --reason why",
             "leasehold events --follow",
+            "leasehold completions bash",
         ] {
-            Cli::try_parse_from(line.split(' ')).unwrap();
+            parsed(line).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
-        assert!(Cli::try_parse_from(["leasehold", "work", "--queue", "q"]).is_err());
+        for line in [
+            "leasehold work --queue q",
+            "leasehold work --queue q --timeout soon -- true",
+            "leasehold submit --queue q --class urgent a",
+            "leasehold status --color blue",
+            "leasehold --listen 127.0.0.1:0 status",
+        ] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_command_says_how_it_ends_and_gives_an_example() {
+        for command in Cli::command().get_subcommands_mut() {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Examples:\n"), "{help}");
+            assert!(help.contains("Exit codes:"), "{help}");
+            assert!(command.get_about().is_some(), "{help}");
+        }
     }
 }
