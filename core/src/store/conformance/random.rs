@@ -37,12 +37,25 @@ impl Rng {
     }
 }
 
+/// Any bytes may be in a name; some of these begin with others of them.
+const INDEXES: [&[u8]; 4] = [b"i0", b"i1", b"\xff{*}\r\n", b"i1\0"];
+const MEMBERS: [&[u8]; 7] = [b"m0", b"m1", b"m", b"m1\0", b"\0", b"\xff\xfe", b"\0\0 %s"];
+/// Members of [`CROWD`], many with one score.
+const CROWDED: u64 = 400;
+
+/// An index with hundreds of members that share few scores.
+pub const CROWD: Name = Name::from_static("crowd");
+
+fn one_of(r: &mut Rng, names: &[&[u8]]) -> Name {
+    Name::new(names[r.below(names.len() as u64) as usize])
+}
+
 pub fn index(r: &mut Rng) -> Name {
-    Name::from(format!("i{}", r.below(4)))
+    one_of(r, &INDEXES)
 }
 
 pub fn member(r: &mut Rng) -> Name {
-    Name::from(format!("m{}", r.below(7)))
+    one_of(r, &MEMBERS)
 }
 
 fn prefix(r: &mut Rng) -> Name {
@@ -193,8 +206,8 @@ pub fn read(seed: u64, clock: Clock) -> Read {
 
 /// Asks for all there can be: every key, index and log of this generator.
 pub fn everything() -> Vec<Read> {
-    let members: Vec<Name> = (0..7).map(|n| Name::from(format!("m{n}"))).collect();
-    let indexes: Vec<Name> = (0..4).map(|n| Name::from(format!("i{n}"))).collect();
+    let members: Vec<Name> = MEMBERS.iter().map(|m| Name::new(m)).collect();
+    let indexes: Vec<Name> = INDEXES.iter().map(|i| Name::new(i)).chain([CROWD]).collect();
     let keys = ["k/", "p/", ""].iter().flat_map(|p| members.iter().map(|m| Name::from(*p).join(m)));
     let all = |index: &Name| Slice {
         index: index.clone(),
@@ -217,4 +230,66 @@ pub fn everything() -> Vec<Read> {
         Read { log: log(1), ..Read::default() },
     ]
     .into()
+}
+
+fn crowded(r: &mut Rng) -> Name {
+    // In no order of their numbers, and some with a byte that no text has.
+    let n = r.below(CROWDED);
+    Name::new(&[&b"c"[..], &(n.wrapping_mul(0x9e37) as u16).to_le_bytes(), b"\x80"].concat())
+}
+
+/// Fills and drains [`CROWD`], and writes records large enough for a budget of bytes to matter.
+pub fn large_commit(seed: u64, clock: Clock) -> Commit {
+    let r = &mut Rng(seed);
+    let mut writes: Vec<Write> = Vec::new();
+    let score = |r: &mut Rng| match r.below(3) {
+        0 => ScoreAt::Number(SCORE_MAX - r.below(2)),
+        1 => ScoreAt::Clock(0),
+        _ => ScoreAt::Number(clock.saturating_sub(r.below(2) * STEP)),
+    };
+    let score = score(r);
+    for _ in 0..r.below(150) {
+        let member = crowded(r);
+        writes.push(match r.below(8) {
+            0 | 1 => Write::Remove { index: CROWD, member },
+            _ => Write::Add { index: CROWD, member, score: score.clone(), raise: r.below(4) == 0 },
+        });
+    }
+    if r.below(3) == 0 {
+        let len = [20_000, 300_000, 8_168, 8_169][r.below(4) as usize];
+        let value = Value::Bytes(Bytes::from(alloc::vec![r.draw() as u8; len]));
+        writes.push(Write::Put { key: key(r), version: version(r), value, expiry: expiry(r, clock) });
+    }
+    let each = r.many(3, |r| each(r, clock));
+    let source = Source { index: CROWD, due: r.below(2) == 0, each };
+    let others = Source { index: index(r), due: r.below(2) == 0, each: Vec::new() };
+    let n = r.below(60) as usize;
+    let take = Take { n, from: [source, others].into(), give: r.many(2, prefix), max_bytes: max_bytes(r) };
+    let plain = |take, writes| Arc::new(Txn { valid_until: SCORE_MAX, guards: Vec::new(), take, writes });
+    let mut txns: Vec<Arc<Txn>> = writes.chunks(1 + r.below(60) as usize).map(|w| plain(None, w.to_vec())).collect();
+    if r.below(3) == 0 {
+        txns.push(plain(Some(take), Vec::new()));
+    }
+    Commit { txns, grows: true }
+}
+
+/// Looks into [`CROWD`] between equal scores, and at large records under small budgets.
+pub fn large_read(seed: u64, clock: Clock) -> Read {
+    let r = &mut Rng(seed);
+    let budgets = [0, 100, 20_000, 25_000, 350_000, 8_168, 8_169, 16_336];
+    let slice = |r: &mut Rng| Slice {
+        index: CROWD,
+        after: (r.below(4) != 0).then(|| (near(r, clock), crowded(r))),
+        up_to: [UpTo::End, UpTo::Clock, UpTo::Score(near(r, clock))][r.below(3) as usize],
+        limit: r.below(500) as usize,
+        give: Vec::new(),
+    };
+    Read {
+        records: r.many(20, key),
+        slices: r.many(3, slice),
+        counts: [(CROWD, Span::All), (CROWD, Span::Live)].into(),
+        members: r.many(30, |r| (CROWD, crowded(r))),
+        max_bytes: budgets[r.below(8) as usize],
+        ..Read::default()
+    }
 }
