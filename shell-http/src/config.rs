@@ -16,7 +16,8 @@ pub struct Flags {
     /// Address to listen on [default: 127.0.0.1:7411]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
-    /// Where jobs are kept: disk:FOLDER, or mem: which keeps nothing [default: disk:./leasehold-data]
+    /// Where jobs are kept: disk:FOLDER, or redis://[:PASSWORD@]HOST:PORT/DB which several servers may
+    /// share, or mem: which keeps nothing [default: disk:./leasehold-data]
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
     /// A TOML file
@@ -43,6 +44,12 @@ pub struct Flags {
     /// How long a lease lasts, unless the queue, the job or the claim says otherwise [default: 30s]
     #[arg(long, value_name = "TIME")]
     lease: Option<String>,
+    /// On a Redis: tells several systems on one server apart [default: lh]
+    #[arg(long, value_name = "NAME")]
+    redis_namespace: Option<String>,
+    /// On a Redis: refuse a server whose eviction policy is not noeviction, rather than only say so
+    #[arg(long)]
+    require_noeviction: bool,
 }
 
 /// The effective configuration.
@@ -57,6 +64,7 @@ pub struct Config {
     pub lease: Duration,
     /// What one connection, and all together, may ask of the server.
     pub limits: Limits,
+    pub redis: leasehold_redis::Options,
 }
 
 impl Default for Config {
@@ -71,6 +79,7 @@ impl Default for Config {
             retention: Duration::from_millis(core.retention_ms),
             lease: Duration::from_millis(core.lease_ms),
             limits: Limits::default(),
+            redis: leasehold_redis::Options::default(),
         }
     }
 }
@@ -93,6 +102,8 @@ pub const KEYS: &[&str] = &[
     "body_timeout",
     "idle_timeout",
     "write_timeout",
+    "redis_namespace",
+    "require_noeviction",
 ];
 
 /// Variables that begin like ours and mean something else: the clients', and what a worker's
@@ -176,6 +187,7 @@ impl Config {
             ("log", &flags.log),
             ("retention", &flags.retention),
             ("lease", &flags.lease),
+            ("redis_namespace", &flags.redis_namespace),
         ];
         for (key, value) in given {
             if let Some(value) = value {
@@ -184,6 +196,7 @@ impl Config {
             }
         }
         self.insecure_listen |= flags.insecure_listen;
+        self.redis.require_noeviction |= flags.require_noeviction;
         Ok(())
     }
 
@@ -216,6 +229,14 @@ impl Config {
             }
             "retention" => self.retention = time(key, value)?,
             "lease" => self.lease = time(key, value)?,
+            "redis_namespace" => {
+                self.redis.namespace = value.into();
+                self.redis.check()?;
+            }
+            "require_noeviction" => {
+                self.redis.require_noeviction =
+                    value.parse().map_err(|_| format!("`require_noeviction` must be true or false, not `{value}`"))?;
+            }
             _ => return Err(unknown(key)),
         }
         Ok(())
@@ -257,6 +278,7 @@ impl Config {
             ("log", log),
             ("retention", format!("{}ms", millis(self.retention))),
             ("lease", format!("{}ms", millis(self.lease))),
+            ("redis_namespace", self.redis.namespace.clone()),
         ] {
             table.insert(key.into(), value.into());
         }
@@ -279,6 +301,7 @@ impl Config {
             table.insert(key.into(), format!("{}ms", millis(value)).into());
         }
         table.insert("insecure_listen".into(), self.insecure_listen.into());
+        table.insert("require_noeviction".into(), self.redis.require_noeviction.into());
         table.to_string()
     }
 }

@@ -42,6 +42,8 @@ pub struct Look {
     /// How often each rare branch was taken.
     pub marks: BTreeMap<Mark, u64>,
     pub store_poisoned: Option<String>,
+    /// What is wrong with how the store is set up: it works for now.
+    pub store_warning: Option<String>,
 }
 
 #[derive(Default)]
@@ -322,6 +324,7 @@ impl<S: StoreHandle> Loop<S> {
                     stats: self.replica.stats(),
                     marks: self.marks.clone(),
                     store_poisoned: self.store.poisoned(),
+                    store_warning: self.store.warning(),
                 };
                 // Whoever asked may have gone.
                 let _ = reply.send(look);

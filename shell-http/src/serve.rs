@@ -24,7 +24,8 @@ pub fn serve(config: &Config) -> io::Result<()> {
     let listener = runtime.block_on(async { listener::bind(config.listen) })?;
     let address = listener.local_addr()?;
     let max_connections = listener::room_for(config.limits.max_connections);
-    let running = driver::start(config.core(), driver::seed()?, |deliver| AnyStore::open(&config.store, deliver))?;
+    let running =
+        driver::start(config.core(), driver::seed()?, |deliver| AnyStore::open(&config.store, &config.redis, deliver))?;
     let app = Arc::new(App::new(running.driver(), config.limits.clone(), !config.insecure_listen));
     if config.store == Address::Memory {
         tracing::warn!("the store is in memory: every job is gone when this process ends");

@@ -19,6 +19,10 @@ pub trait StoreHandle: Send + 'static {
     fn send(&self, id: StoreId, op: StoreOp) -> bool;
     /// Why the store works no more, if so.
     fn poisoned(&self) -> Option<String>;
+    /// What is wrong with how the store is set up, if anything: it works for now.
+    fn warning(&self) -> Option<String> {
+        None
+    }
     /// Where it keeps its files, if it has any.
     fn folder(&self) -> Option<PathBuf>;
     /// Finishes what was sent and makes it durable.
@@ -30,6 +34,8 @@ pub trait StoreHandle: Send + 'static {
 pub enum Address {
     /// A folder.
     Disk(String),
+    /// A Redis or Valkey, which several servers may share.
+    Redis(leasehold_redis::Address),
     /// In memory: nothing is kept.
     Memory,
 }
@@ -41,8 +47,11 @@ impl std::str::FromStr for Address {
         match text.split_once(':') {
             Some(("disk", "")) => Err("`disk:` needs a folder: disk:./leasehold-data".into()),
             Some(("disk", path)) => Ok(Address::Disk(path.into())),
+            Some(("redis", _)) => Ok(Address::Redis(text.parse()?)),
             Some(("mem", "")) => Ok(Address::Memory),
-            _ => Err(format!("`{text}` is not a store: disk:FOLDER keeps jobs in a folder, mem: keeps nothing")),
+            _ => Err(format!(
+                "`{text}` is not a store: disk:FOLDER keeps jobs in a folder, redis://HOST:PORT/DB on a Redis, mem: keeps nothing"
+            )),
         }
     }
 }
@@ -51,6 +60,7 @@ impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Address::Disk(path) => write!(f, "disk:{path}"),
+            Address::Redis(address) => write!(f, "{address}"),
             Address::Memory => f.write_str("mem:"),
         }
     }
@@ -60,11 +70,12 @@ impl std::fmt::Display for Address {
 #[derive(Debug)]
 pub enum AnyStore {
     Disk { handle: leasehold_disk::Handle, folder: PathBuf },
+    Redis(leasehold_redis::Handle),
     Memory(Memory),
 }
 
 impl AnyStore {
-    pub fn open(address: &Address, deliver: Deliver) -> std::io::Result<AnyStore> {
+    pub fn open(address: &Address, redis: &leasehold_redis::Options, deliver: Deliver) -> std::io::Result<AnyStore> {
         match address {
             Address::Disk(path) => {
                 let store = DiskStore::open(path, Options::default())
@@ -72,8 +83,22 @@ impl AnyStore {
                 let handle = leasehold_disk::spawn(store, move |events| deliver.deliver(events));
                 Ok(AnyStore::Disk { handle, folder: path.into() })
             }
+            Address::Redis(address) => {
+                let deliver = move |events: Vec<_>| deliver.deliver(events.into_iter().map(event).collect());
+                let handle = leasehold_redis::spawn(address, redis.clone(), deliver)
+                    .map_err(|e| std::io::Error::other(format!("the store at `{address}` cannot be used: {e}")))?;
+                Ok(AnyStore::Redis(handle))
+            }
             Address::Memory => Ok(AnyStore::Memory(Memory::new(deliver))),
         }
+    }
+}
+
+fn event(event: leasehold_redis::Event) -> Event {
+    match event {
+        leasehold_redis::Event::Reply { id, reply } => Event::Reply { id, reply },
+        leasehold_redis::Event::Notified(topic) => Event::Notified(topic),
+        leasehold_redis::Event::Damaged(name) => Event::Damaged(name),
     }
 }
 
@@ -81,6 +106,7 @@ impl StoreHandle for AnyStore {
     fn send(&self, id: StoreId, op: StoreOp) -> bool {
         match self {
             AnyStore::Disk { handle, .. } => handle.send(id, op),
+            AnyStore::Redis(handle) => handle.send(id, op),
             AnyStore::Memory(memory) => memory.send(id, op),
         }
     }
@@ -88,20 +114,29 @@ impl StoreHandle for AnyStore {
     fn poisoned(&self) -> Option<String> {
         match self {
             AnyStore::Disk { handle, .. } => handle.poisoned().map(str::to_owned),
+            AnyStore::Redis(handle) => handle.is_gone().then(|| "the store's thread has ended".into()),
             AnyStore::Memory(_) => None,
+        }
+    }
+
+    fn warning(&self) -> Option<String> {
+        match self {
+            AnyStore::Redis(handle) => handle.condition().warning,
+            AnyStore::Disk { .. } | AnyStore::Memory(_) => None,
         }
     }
 
     fn folder(&self) -> Option<PathBuf> {
         match self {
             AnyStore::Disk { folder, .. } => Some(folder.clone()),
-            AnyStore::Memory(_) => None,
+            AnyStore::Redis(_) | AnyStore::Memory(_) => None,
         }
     }
 
     fn close(self) {
         match self {
             AnyStore::Disk { handle, .. } => handle.close(),
+            AnyStore::Redis(handle) => handle.close(),
             AnyStore::Memory(_) => {}
         }
     }
@@ -145,7 +180,7 @@ mod tests {
 
     #[test]
     fn addresses_read_back() {
-        for text in ["disk:./leasehold-data", "disk:/var/lib/leasehold", "mem:"] {
+        for text in ["disk:./leasehold-data", "disk:/var/lib/leasehold", "mem:", "redis://127.0.0.1:6379/2"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
         for text in ["", "disk", "disk:", "mem:x", "redis:", "/tmp/x"] {

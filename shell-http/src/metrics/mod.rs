@@ -145,6 +145,8 @@ fn write_look(page: &mut Page, look: &Look) {
     }
     let poisoned = u64::from(look.store_poisoned.is_some());
     page.one("leasehold_store_poisoned", "gauge", "1 if the store works no more until a restart.", poisoned);
+    let warning = u64::from(look.store_warning.is_some());
+    page.one("leasehold_store_warning", "gauge", "1 if the store is set up so that it may lose jobs.", warning);
 }
 
 fn snake(camel: &str) -> String {
