@@ -33,7 +33,7 @@ pub mod request;
 pub mod store;
 
 pub use failure::Failure;
-pub use ids::{JobId, Token};
+pub use ids::{GroupId, JobId, Token};
 pub use name::Name;
 pub use replica::{Config, Durations, Input, Now, Output, Outputs, Replica, Stats, StoreAnswer, StoreId, StoreOp};
 pub use request::{Outcome, Request, RequestId, Response};

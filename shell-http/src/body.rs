@@ -1,6 +1,5 @@
 //! Bodies: what comes in, read up to a bound, and what goes out.
 
-use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -36,8 +35,24 @@ pub struct Body {
 #[derive(Debug)]
 enum Content {
     Full(Option<Bytes>),
-    Stream(mpsc::Receiver<Bytes>),
+    Stream(mpsc::Receiver<Piece>),
 }
+
+/// A piece of an answer that is sent as it is read.
+pub type Piece = Result<Bytes, BrokenOff>;
+
+/// The rest of an answer cannot be had: its connection is broken off, so that half of it is not taken for the
+/// whole.
+#[derive(Clone, Copy, Debug)]
+pub struct BrokenOff;
+
+impl std::fmt::Display for BrokenOff {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the rest of the answer could not be read")
+    }
+}
+
+impl std::error::Error for BrokenOff {}
 
 impl Body {
     pub fn empty() -> Body {
@@ -48,7 +63,7 @@ impl Body {
         Body { content: Content::Full(Some(bytes.into())), call: None }
     }
 
-    pub fn stream(pieces: mpsc::Receiver<Bytes>) -> Body {
+    pub fn stream(pieces: mpsc::Receiver<Piece>) -> Body {
         Body { content: Content::Stream(pieces), call: None }
     }
 
@@ -61,12 +76,12 @@ impl Body {
 
 impl HttpBody for Body {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = BrokenOff;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         match &mut self.get_mut().content {
             Content::Full(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
-            Content::Stream(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|b| Ok(Frame::data(b)))),
+            Content::Stream(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|b| b.map(Frame::data))),
         }
     }
 

@@ -176,6 +176,14 @@ impl Problem {
         Problem::Field { field: field.into(), detail: detail.into() }
     }
 
+    /// The same complaint about something that stands inside of another.
+    pub fn within(self, outer: &str) -> Problem {
+        match self {
+            Problem::Field { field, detail } => Problem::field(format!("{outer}.{field}"), detail),
+            other => other,
+        }
+    }
+
     pub fn row(&self) -> Row {
         use StatusCode as S;
         match self {
@@ -266,6 +274,15 @@ impl Problem {
             Problem::Failure(Failure::Invalid { field, detail }) => {
                 object.str("detail", detail);
                 object.str("field", field);
+            }
+            Problem::Failure(Failure::WrongOffset { expected }) => {
+                object.str("detail", detail);
+                object.num("expected", (*expected).into());
+            }
+            Problem::Failure(Failure::ChildDiffers { index }) => {
+                object.str("detail", detail);
+                object.str("field", "children");
+                object.num("index", (*index).into());
             }
             Problem::Failure(Failure::BadCursor) => {
                 object.str("detail", detail);

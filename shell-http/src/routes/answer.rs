@@ -11,7 +11,7 @@ use leasehold_core::{Outcome, Response as Answer};
 use crate::body::{self, Body, Response};
 use crate::problem::Problem;
 use crate::wire::json::{self, Object};
-use crate::wire::{store, view};
+use crate::wire::{group, store, view};
 
 /// An answer that was not a failure.
 pub fn answer(answer: Answer) -> Response {
@@ -81,8 +81,16 @@ pub fn answer(answer: Answer) -> Response {
             view::cursor(object.key("next"), next);
             object.end();
         }
-        // No call asks for a group yet.
-        Answer::GroupCreated(_) | Answer::Group(_) | Answer::Children { .. } => {}
+        Answer::GroupCreated(group) => {
+            group::group(&mut out, &group);
+            let mut response = body::json(StatusCode::CREATED, out);
+            if let Ok(value) = HeaderValue::from_str(&format!("/v1/groups/{}", group.id)) {
+                response.headers_mut().insert(LOCATION, value);
+            }
+            return response;
+        }
+        Answer::Group(group) => group::group(&mut out, &group),
+        Answer::Children { children, next, .. } => group::children(&mut out, &children, next),
         Answer::Audited(page) => store::audited(&mut out, &page),
         Answer::Inspected(seen) => store::inspected(&mut out, &seen),
         Answer::Ready => out.extend_from_slice(b"{\"status\":\"ready\"}"),

@@ -16,7 +16,7 @@ use leasehold_core::{Failure, Request, Response as Answer};
 use serde_json::value::RawValue;
 
 use super::answer::{self, batch_answer};
-use super::{Argument, Call, ROUTES, Route, Takes, events, find, page};
+use super::{Argument, Call, ROUTES, Route, Takes, events, find, groups, page};
 use crate::body::{self, Body, Budget, Coming, Response};
 use crate::connection::Connection;
 use crate::driver::Driver;
@@ -26,6 +26,7 @@ use crate::openapi;
 use crate::problem::Problem;
 use crate::request_id::{RequestIds, X_REQUEST_ID};
 use crate::wire::decode::{self, Under};
+use crate::wire::group;
 use crate::wire::submit::{self, Carried, TENANT};
 
 /// `traceparent` is 55 characters today; a longer one of a later version is carried up to here.
@@ -236,6 +237,21 @@ async fn call(
         Call::Pause => decode::pause(queue(), body)?,
         Call::Resume => Request::Resume { tenant: tenant(), queue: queue() },
         Call::Purge => decode::purge(queue(), body)?,
+        Call::CreateGroup => Request::CreateGroup(Box::new(group::create(body, carried(headers)?)?)),
+        Call::Group => {
+            Request::Group { tenant: tenant(), group: group::id(&argument)?, wait_ms: decode::group(query)? }
+        }
+        Call::ExtendGroup => {
+            let (from, children) = group::extend(body)?;
+            Request::ExtendGroup { tenant: tenant(), group: group::id(&argument)?, from, children }
+        }
+        Call::SealGroup => Request::SealGroup { tenant: tenant(), group: group::id(&argument)? },
+        Call::CancelGroup => Request::CancelGroup { tenant: tenant(), group: group::id(&argument)? },
+        Call::Children => {
+            let (from, limit) = decode::children(query)?;
+            Request::Children { tenant: tenant(), group: group::id(&argument)?, from, limit, contents: false }
+        }
+        Call::GroupResult => return groups::result(app.clone(), group::id(&argument)?, headers).await,
         Call::Events => {
             let asked = decode::events(query)?;
             if events::is_stream(headers) {

@@ -10,7 +10,7 @@ use leasehold_core::{Request, Response as Answer};
 use tokio::sync::mpsc;
 
 use super::call::App;
-use crate::body::{Body, Response};
+use crate::body::{Body, Piece, Response};
 use crate::problem::Problem;
 use crate::wire::decode::{self, Events};
 use crate::wire::submit::TENANT;
@@ -50,8 +50,8 @@ pub fn stream(app: Arc<App>, mut asked: Events, headers: &HeaderMap) -> Result<R
 
 /// Sends until the client goes, the server drains or the store fails; the client comes back with
 /// the id of the last event that it has seen.
-async fn send(app: &App, mut asked: Events, pieces: mpsc::Sender<Bytes>) {
-    if pieces.send(Bytes::from_static(b": leasehold events\n\n")).await.is_err() {
+async fn send(app: &App, mut asked: Events, pieces: mpsc::Sender<Piece>) {
+    if pieces.send(Ok(Bytes::from_static(b": leasehold events\n\n"))).await.is_err() {
         return;
     }
     while !app.is_draining() {
@@ -70,7 +70,7 @@ async fn send(app: &App, mut asked: Events, pieces: mpsc::Sender<Bytes>) {
             out.extend_from_slice(b": nothing new\n\n");
             tokio::time::sleep(PAUSE.saturating_sub(begun.elapsed())).await;
         }
-        if pieces.send(out.into()).await.is_err() {
+        if pieces.send(Ok(out.into())).await.is_err() {
             return;
         }
         asked.after = next;

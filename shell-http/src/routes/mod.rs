@@ -3,6 +3,7 @@
 mod answer;
 mod call;
 mod events;
+mod groups;
 mod page;
 
 pub use answer::{batch_answer, item};
@@ -44,6 +45,13 @@ pub enum Call {
     Pause,
     Resume,
     Purge,
+    CreateGroup,
+    Group,
+    ExtendGroup,
+    SealGroup,
+    CancelGroup,
+    Children,
+    GroupResult,
     Events,
     Audit,
     Repair,
@@ -202,6 +210,25 @@ pub static ROUTES: &[Route] = routes! {
     POST "/v1/queues/{queue}/purge" Purge OptionalJson("Purge"), &[],
         &[json(200, "Purged", "the queue, how many were purged, and how many are left for the next call")], &[404],
         "Cancel waiting jobs of a queue, or delete ended ones, a page at a time.";
+    POST "/v1/groups" CreateGroup Json("CreateGroup"), &[],
+        &[json(201, "Group", "the group"), json(200, "Group", "the group that the idempotency key names already")], &[409],
+        "Create a group: children that run `max_parallel` at a time, and one end.";
+    GET "/v1/groups/{id}" Group Nothing, decode::GROUP, &[json(200, "Group", "the group")], &[404, 409],
+        "One group; with `wait_ms` its end is waited for.";
+    POST "/v1/groups/{id}/children" ExtendGroup Json("ExtendGroup"), &[],
+        &[json(200, "Group", "the group with these children; also when the page is repeated")], &[404, 409],
+        "Add children to an open group, from the index of the next one on.";
+    POST "/v1/groups/{id}/seal" SealGroup Nothing, &[], &[json(200, "Group", "the group")], &[404, 409],
+        "Say that a group has all its children.";
+    POST "/v1/groups/{id}/cancel" CancelGroup Nothing, &[],
+        &[json(200, "Group", "the group; it reads `running` until its children are through")], &[404, 409],
+        "Cancel a group: those held at once, those that run are told to stop.";
+    GET "/v1/groups/{id}/children" Children Nothing, decode::CHILDREN,
+        &[json(200, "Children", "a page of children in order, and the cursor of the next page if there is one")], &[404, 409],
+        "A group's children in order.";
+    GET "/v1/groups/{id}/result" GroupResult Nothing, &[],
+        &[json(200, "GroupResult", "the group with every outcome, in order; a line for each child with `Accept: application/x-ndjson`")], &[404, 409],
+        "What came of a group, once it is final.";
     GET "/v1/events" Events Nothing, decode::EVENTS,
         &[json(200, "Events", "events after the one named, or a stream of them (`Accept: text/event-stream`)")], &[],
         "What has happened.";

@@ -232,6 +232,32 @@ pub fn list(query: &str) -> Result<List, Problem> {
     Ok(list)
 }
 
+pub const GROUP: &[&str] = &["wait_ms"];
+
+/// How long a group's end is waited for.
+pub fn group(query: &str) -> Result<u64, Problem> {
+    let mut wait_ms = 0;
+    for (name, text) in query::parameters(query)? {
+        fields::known(&name, GROUP)?;
+        wait_ms = number("wait_ms", &text)?;
+    }
+    Ok(wait_ms)
+}
+
+pub const CHILDREN: &[&str] = &["cursor", "limit"];
+
+/// Where a page of children begins, and how many it has.
+pub fn children(query: &str) -> Result<(u32, usize), Problem> {
+    let (mut from, mut limit) = (0, limits::LIST_DEFAULT);
+    for (name, text) in query::parameters(query)? {
+        match fields::known(&name, CHILDREN)? {
+            "limit" => limit = number("limit", &text)?,
+            _ => from = text.parse().map_err(|_| Problem::from(Failure::BadCursor))?,
+        }
+    }
+    Ok((from, limit))
+}
+
 pub const AUDIT: &[&str] = &["cursor"];
 
 /// The cursor of an audit's page.

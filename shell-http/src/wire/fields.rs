@@ -169,7 +169,7 @@ impl<'a> Value<'a> {
     }
 
     /// The texts of a list's items; at most `max` are looked at.
-    pub fn items(self, max: usize) -> Result<Vec<&'a RawValue>, Problem> {
+    pub fn any_items(self, max: usize) -> Result<Vec<&'a RawValue>, Problem> {
         struct Items(usize);
         impl<'a> Visitor<'a> for Items {
             type Value = Vec<&'a RawValue>;
@@ -188,13 +188,14 @@ impl<'a> Value<'a> {
             }
         }
         let mut deserializer = serde_json::Deserializer::from_str(self.text);
-        let items = deserializer
-            .deserialize_seq(Items(max))
-            .map_err(|_| Problem::field(self.field, format!("must be a list of 1 to {max} items")))?;
-        if items.is_empty() {
-            return Err(Problem::field(self.field, format!("must be a list of 1 to {max} items")));
-        }
-        Ok(items)
+        let bad = |_| Problem::field(self.field, format!("must be a list of at most {max} items"));
+        deserializer.deserialize_seq(Items(max)).map_err(bad)
+    }
+
+    /// As [`Value::any_items`], but not none.
+    pub fn items(self, max: usize) -> Result<Vec<&'a RawValue>, Problem> {
+        let bad = || Problem::field(self.field, format!("must be a list of 1 to {max} items"));
+        self.any_items(max).ok().filter(|items| !items.is_empty()).ok_or_else(bad)
     }
 
     /// The value's JSON text as it came, without copying it.

@@ -2,6 +2,7 @@
 
 pub mod decode;
 pub mod fields;
+pub mod group;
 pub mod json;
 pub mod query;
 pub mod store;

@@ -172,7 +172,7 @@ fn content_type_of(field: &'static str, text: String) -> Result<String, Problem>
     }
 }
 
-fn option(submit: &mut Submit, value: Value<'_>) -> Result<(), Problem> {
+pub fn option(submit: &mut Submit, value: Value<'_>) -> Result<(), Problem> {
     match value.field {
         "class" => submit.class = class(value)?,
         "delay_ms" => start(submit, value.field, Start::DelayMs(value.u64()?))?,

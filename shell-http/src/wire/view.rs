@@ -74,7 +74,7 @@ fn attempt(out: &mut Vec<u8>, attempt: &AttemptRecord) {
     object.end();
 }
 
-fn error(out: &mut Vec<u8>, info: &ErrorInfo) {
+pub fn error(out: &mut Vec<u8>, info: &ErrorInfo) {
     let mut object = Object::new(out);
     object.str("message", &info.message);
     if let Some(kind) = &info.kind {

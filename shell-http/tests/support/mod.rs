@@ -271,6 +271,20 @@ pub fn read_answer(stream: &mut BufReader<TcpStream>) -> std::io::Result<Answer>
         answer.body = vec![0; len.parse().unwrap()];
         stream.read_exact(&mut answer.body)?;
     }
+    // A stream of events has no end to be waited for.
+    let endless = answer.header("content-type") == Some("text/event-stream");
+    if answer.header("transfer-encoding") == Some("chunked") && !endless {
+        loop {
+            let len = usize::from_str_radix(&read_line(stream)?, 16).map_err(std::io::Error::other)?;
+            let mut piece = vec![0; len];
+            stream.read_exact(&mut piece)?;
+            answer.body.extend(piece);
+            read_line(stream)?;
+            if len == 0 {
+                break;
+            }
+        }
+    }
     Ok(answer)
 }
 
