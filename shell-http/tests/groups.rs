@@ -5,7 +5,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Client, Folder, Server};
+use support::{Client, Folder, Server, cli};
 
 fn complete(c: &mut Client, job: &Value, result: &Value) {
     let id = job["id"].as_str().unwrap();
@@ -142,4 +142,44 @@ fn bad_groups_are_refused_before_anything_is_created() {
         let answer = c.get(path);
         assert_eq!((answer.status, answer.code()), (404, "unknown_group".into()), "{path}");
     }
+}
+
+#[test]
+fn the_command_line_makes_a_group_of_files_and_fetches_what_came_of_it() {
+    let folder = Folder::new();
+    let server = Server::start(&folder, &[]);
+    let files: Vec<String> = (0..30)
+        .map(|n| {
+            let path = folder.path().join(format!("file-{n}.txt"));
+            std::fs::write(&path, format!("text {n}")).unwrap();
+            path.to_str().unwrap().to_owned()
+        })
+        .collect();
+    let results = folder.path().join("out");
+    let mut worker = cli::worker(&server, &["--concurrency", "4"], "tr a-z A-Z");
+    let mut args = vec!["submit", "--queue", "q", "--group", "--max-parallel", "3", "--key-prefix", "run-1"];
+    args.extend(["--wait", "--results", results.to_str().unwrap(), "--json"]);
+    args.extend(files.iter().map(String::as_str));
+    let first = cli::run(&server, &args);
+    assert_eq!(first.status.code(), Some(0), "{}", cli::err(&first));
+    let group = cli::lines(&first).remove(0);
+    assert_eq!((&group["status"], &group["counts"]["succeeded"]), (&json!("succeeded"), &json!(30)));
+    for n in 0..30 {
+        let text = std::fs::read_to_string(results.join(format!("file-{n}.txt.out"))).unwrap();
+        assert_eq!(text, format!("TEXT {n}"));
+    }
+    // The same command again is the same group.
+    let again = cli::run(&server, &args);
+    assert_eq!((again.status.code(), &cli::lines(&again)[0]["id"]), (Some(0), &group["id"]), "{}", cli::err(&again));
+    // With another number of files it is another group's, and says so.
+    let other = cli::run(&server, &args[..args.len() - 1]);
+    assert_eq!(other.status.code(), Some(0), "a page that is part of the first: {}", cli::err(&other));
+    let _ = worker.kill();
+    let _ = worker.wait();
+    // A file that is not there: no group.
+    let missing = cli::run(&server, &["submit", "--queue", "q", "--group", "/no/such/file"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(cli::err(&missing).contains("/no/such/file"));
+    let odd = cli::run(&server, &["submit", "--queue", "q", "--max-parallel", "3", &files[0]]);
+    assert_eq!(odd.status.code(), Some(2));
 }

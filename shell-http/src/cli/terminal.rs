@@ -123,6 +123,8 @@ pub struct Progress {
     last: Instant,
     drawn: bool,
     said: bool,
+    /// What else there is to say.
+    note: String,
 }
 
 impl Progress {
@@ -135,7 +137,24 @@ impl Progress {
             Shown::Lines
         };
         let now = Instant::now();
-        Progress { what, total, done: 0, failed: 0, shown, begun: now, last: now, drawn: false, said: false }
+        Progress {
+            what,
+            total,
+            done: 0,
+            failed: 0,
+            shown,
+            begun: now,
+            last: now,
+            drawn: false,
+            said: false,
+            note: String::new(),
+        }
+    }
+
+    /// So many are through, so many of them not well; and what else there is to say.
+    pub fn show(&mut self, done: u64, failed: u64, note: String) {
+        (self.done, self.failed, self.note) = (done, failed, note);
+        self.tick();
     }
 
     /// One more is through.
@@ -195,7 +214,8 @@ impl Progress {
     fn text(&self) -> String {
         let of = self.total.map(|t| format!(" of {t}")).unwrap_or_default();
         let failed = if self.failed > 0 { format!(", {} not well", self.failed) } else { String::new() };
-        format!("{}{of} {}{failed}", self.done, self.what)
+        let note = if self.note.is_empty() { String::new() } else { format!(" ({})", self.note) };
+        format!("{}{of} {}{failed}{note}", self.done, self.what)
     }
 
     fn bar(&self, now: Instant) -> String {
@@ -240,6 +260,7 @@ mod tests {
             last: begun,
             drawn: false,
             said: false,
+            note: String::new(),
         };
         let after = |ms| begun + Duration::from_millis(ms);
         let mut bar = progress(Shown::Bar);

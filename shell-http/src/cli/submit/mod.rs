@@ -3,6 +3,7 @@
 //! A thread reads, some tasks send, and what came of each job is collected here. Every job has a key,
 //! so that whatever is sent again is not done again.
 
+mod group;
 mod read;
 mod send;
 mod wait;
@@ -45,6 +46,7 @@ Examples:
   leasehold submit --queue docs --key-prefix import-7 docs/*.txt
   seq 100 | leasehold submit --queue numbers -
   leasehold submit --queue docs --wait --results out docs/*.txt
+  leasehold submit --queue docs --group --max-parallel 4 --wait --results out docs/*.txt
 
 Exit codes: 0 all submitted (with --wait: all succeeded), 1 not all, 2 wrong usage, 3 the server could not
 be reached for as long as --retry-for, 130 and 143 ended by a signal.")]
@@ -64,7 +66,7 @@ pub struct Submit {
     #[arg(long, value_parser = ["interactive", "system", "batch"])]
     class: Option<String>,
     /// Not before so many milliseconds from now
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", conflicts_with = "group")]
     delay_ms: Option<u64>,
     /// Attempts before the job is dead
     #[arg(long, value_name = "N")]
@@ -72,6 +74,15 @@ pub struct Submit {
     /// Content type of the files, instead of guessing it
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
+    /// As the children of one group, which ends once, when all have ended
+    #[arg(long)]
+    group: bool,
+    /// Children of the group that run at a time [default: all]
+    #[arg(long, value_name = "N", requires = "group", value_parser = clap::value_parser!(u32).range(1..))]
+    max_parallel: Option<u32>,
+    /// Stop the group at the first child that is dead
+    #[arg(long, requires = "group")]
+    fail_fast: bool,
     /// Wait until every job has ended
     #[arg(long)]
     wait: bool,
@@ -145,6 +156,9 @@ impl Submit {
             std::fs::create_dir_all(dir).map_err(|e| Failed::Because(format!("{}: {e}", dir.display())))?;
         }
         let mut signals = Signals::new()?;
+        if self.group {
+            return self.run_group(&prefix, &mut signals).await;
+        }
         let mut tally = Tally::default();
         let go_on = || {
             let again = if is_given { "the same --key-prefix".into() } else { format!("--key-prefix {prefix}") };
@@ -181,6 +195,7 @@ impl Submit {
             delay_ms: self.delay_ms,
             max_attempts: self.max_attempts,
             content_type: self.content_type.clone(),
+            child: false,
         };
         let items = Reader { files: self.files.clone(), options: options.clone() }.start(done.clone())?;
         let senders = Arc::new(Senders::new(self.to.server.clone(), options, self.retry_for, items, stopping));

@@ -39,6 +39,16 @@ pub enum Body {
     Raw { payload: Bytes, content_type: String },
 }
 
+impl Item {
+    /// Bytes of its body.
+    pub fn len(&self) -> usize {
+        match &self.body {
+            Body::Json(json) => json.len(),
+            Body::Raw { payload, .. } => payload.len(),
+        }
+    }
+}
+
 /// What all jobs have in common.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -48,11 +58,13 @@ pub struct Options {
     pub delay_ms: Option<u64>,
     pub max_attempts: Option<u32>,
     pub content_type: Option<String>,
+    /// They are children of a group, which has all else.
+    pub child: bool,
 }
 
 impl Options {
     fn item(&self, name: String, key: String, payload: Vec<u8>, content_type: &str) -> Item {
-        let body = if payload.len() > ALONE {
+        let body = if payload.len() > ALONE && !self.child {
             Body::Raw { payload: payload.into(), content_type: content_type.to_owned() }
         } else {
             Body::Json(self.json(&payload, content_type, &key))
@@ -63,8 +75,10 @@ impl Options {
     fn json(&self, payload: &[u8], content_type: &str, key: &str) -> Vec<u8> {
         let mut out = Vec::with_capacity(256 + payload.len().div_ceil(3) * 4);
         let mut object = Object::new(&mut out);
-        object.str("queue", &self.queue);
-        object.str("idempotency_key", key);
+        if !self.child {
+            object.str("queue", &self.queue);
+            object.str("idempotency_key", key);
+        }
         if content_type == JSON {
             object.text("payload", payload);
         } else {

@@ -101,7 +101,7 @@ impl Submit {
     }
 
     /// Writes the result. If there is none to be had any more, says why.
-    async fn result(&self, client: &mut Client, name: &str, id: &str) -> Result<Option<String>, Failed> {
+    pub(super) async fn result(&self, client: &mut Client, name: &str, id: &str) -> Result<Option<String>, Failed> {
         let Some(dir) = &self.results else { return Ok(None) };
         let call = Call::get(format!("/v1/jobs/{}/result", query::encode(id)));
         let answer = match client.insist(&call, Some(self.retry_for), &mut |_| {}).await {
