@@ -3,6 +3,8 @@
 //! The load generator speaks raw HTTP/1.1 on one thread and parses as little as it can, since it
 //! shares the machine with what it measures.
 
+mod group;
+
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::io;
@@ -22,7 +24,7 @@ const BATCH: usize = 100;
 /// Jobs in the claims that are timed alone.
 const CLAIM: usize = 10;
 
-/// Measure a server: submits, batches, draining, and claims at a small and a large backlog
+/// Measure a server: submits, batches, draining, claims at a small and a large backlog, a small and a large group
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Run it against a server with a fresh store: it leaves its jobs behind.
@@ -54,11 +56,14 @@ pub struct Bench {
     /// The large backlog; 0 leaves the claims out
     #[arg(long, value_name = "N", default_value_t = 500_000)]
     backlog: usize,
+    /// Children of the large group; 0 leaves the groups out
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    children: usize,
     /// The queue to use [default: one of its own]
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
     /// Only the parts named
-    #[arg(long, value_name = "PARTS", value_delimiter = ',', value_parser = ["submit", "batch", "drain", "claim"])]
+    #[arg(long, value_name = "PARTS", value_delimiter = ',', value_parser = ["submit", "batch", "drain", "claim", "group"])]
     only: Vec<String>,
     /// Print JSON, an object a line
     #[arg(long)]
@@ -136,6 +141,14 @@ impl Bench {
                 let m = self.claims(backlog).await?;
                 let took = m.calls.iter().sum();
                 row(&format!("claim {CLAIM} at backlog {backlog}"), m, took)?;
+            }
+        }
+        if self.wants("group") && self.children > 0 {
+            for children in [1_000, self.children] {
+                let group::Grouped { created, ran, measure } = self.group(children).await?;
+                let created_only = Measure { jobs: children as u64, ..Measure::default() };
+                row(&format!("group of {children}: created"), created_only, created)?;
+                row(&format!("group of {children}: run, {} at a time", group::PARALLEL), measure, ran)?;
             }
         }
         Ok(())
@@ -331,6 +344,10 @@ impl Connection {
             body.len()
         )
         .into_bytes()
+    }
+
+    fn get(&self, path: &str) -> Vec<u8> {
+        format!("GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", self.host).into_bytes()
     }
 
     /// Sends and reads the whole answer; gives its status.
