@@ -533,6 +533,9 @@ pub enum Inspect {
         tenant: String,
         key: String,
     },
+    /// The records that are set aside because they cannot be read: the first thousand, and how many
+    /// there are.
+    Quarantine,
 }
 
 /// Records and index entries as they stand in the store, of one moment.

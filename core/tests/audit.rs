@@ -257,3 +257,22 @@ fn every_kind_of_imbalance_is_found_and_what_can_be_derived_repaired() {
         }
     }
 }
+
+#[test]
+fn what_is_in_quarantine_is_listed() {
+    let (mut w, jobs) = full();
+    let listed = |w: &mut World| match w.call(0, Request::Inspect(Inspect::Quarantine)) {
+        Ok(Response::Inspected(seen)) => seen,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(listed(&mut w).records, []);
+    let id = jobs.iter().find(|(s, _)| *s == Status::Queued).unwrap().1;
+    assert!(w.store.corrupt(&keys::job(id), "nonsense".into()));
+    // A claim meets it and sets it aside.
+    let met = w.call(0, Request::Get { tenant: "default".into(), job: id });
+    assert!(met.is_err(), "{met:?}");
+    w.claim(0, "w", "q", 10, None);
+    let seen = listed(&mut w);
+    assert_eq!(seen.records.iter().map(|r| r.key.clone()).collect::<Vec<_>>(), [keys::job(id).to_string()]);
+    assert_eq!(seen.counts, [(keys::QUARANTINE.to_string(), 1)]);
+}

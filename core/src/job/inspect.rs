@@ -6,6 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::check;
+use super::look::head;
 use super::moves::Home;
 use super::record::{Class, History, Job, KeyRecord, Lease, ProgressRecord, QueueRecord, Status};
 use crate::codec::{self, Undecodable};
@@ -14,7 +15,10 @@ use crate::limits;
 use crate::name::Name;
 use crate::replica::task::{Cx, Next, Operation, decode_record};
 use crate::request::{Inspect as Asked, Inspected, RecordView, Response};
-use crate::store::{Answer, Clock, Read, Record, Snapshot, Span, keys};
+use crate::store::{Answer, Clock, Read, Record, Slice, Snapshot, Span, keys};
+
+/// Records in quarantine that are shown.
+const QUARANTINED: usize = 1_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Inspect {
@@ -27,7 +31,7 @@ pub(crate) struct Inspect {
 impl Inspect {
     pub fn new(asked: Asked) -> Result<Inspect, Failure> {
         match &asked {
-            Asked::Job(_) => {}
+            Asked::Job(_) | Asked::Quarantine => {}
             Asked::Queue { tenant, queue } => {
                 check::name("tenant", tenant)?;
                 check::name("queue", queue)?;
@@ -42,11 +46,13 @@ impl Inspect {
 
     fn view(&self, snapshot: &Snapshot) -> Inspected {
         let records = self.read.records.iter().zip(&snapshot.records).filter_map(|(key, record)| show(key, record));
+        let members = snapshot.slices.iter().flatten();
+        let set_aside = members.filter_map(|e| show(&keys::JOB.join(&e.member), e.records.first()?));
         let places = self.read.members.iter().zip(&snapshot.members);
         let counts = self.read.counts.iter().zip(&snapshot.counts);
         Inspected {
             at: snapshot.clock,
-            records: records.collect(),
+            records: records.chain(set_aside).collect(),
             places: places.filter_map(|((index, _), p)| p.map(|p| (index.to_string(), p.score))).collect(),
             counts: counts.filter(|(_, n)| **n > 0).map(|((index, _), n)| (index.to_string(), *n)).collect(),
         }
@@ -91,6 +97,10 @@ impl Operation for Inspect {
                 Read { records: records.map(|key| key(id)).into(), ..Read::default() }
             }
             Asked::Key { tenant, key } => Read { records: vec![keys::key(tenant, key)], ..Read::default() },
+            Asked::Quarantine => {
+                let all = Slice { limit: QUARANTINED, give: vec![keys::JOB], ..head(keys::QUARANTINE) };
+                Read { slices: vec![all], counts: vec![(keys::QUARANTINE, Span::All)], ..Read::default() }
+            }
             Asked::Queue { tenant, queue } => {
                 let mut read = Read { records: vec![keys::queue(tenant, queue)], ..Read::default() };
                 for class in Class::ALL {
@@ -119,14 +129,15 @@ impl Operation for Inspect {
             return Next::Read(self.read.clone());
         }
         let view = self.view(&snapshot);
-        if view.records.is_empty() && view.places.is_empty() && view.counts.is_empty() {
-            return Next::fail(match &self.asked {
-                Asked::Job(_) => Failure::UnknownJob,
-                Asked::Queue { .. } => Failure::UnknownQueue,
-                Asked::Key { .. } => Failure::UnknownKey,
-            });
+        if !view.records.is_empty() || !view.places.is_empty() || !view.counts.is_empty() {
+            return Next::ok(Response::Inspected(view));
         }
-        Next::ok(Response::Inspected(view))
+        match &self.asked {
+            Asked::Job(_) => Next::fail(Failure::UnknownJob),
+            Asked::Queue { .. } => Next::fail(Failure::UnknownQueue),
+            Asked::Key { .. } => Next::fail(Failure::UnknownKey),
+            Asked::Quarantine => Next::ok(Response::Inspected(view)),
+        }
     }
 
     fn answered(&mut self, _: Clock, _: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
