@@ -9,11 +9,14 @@ macro_rules! say {
     }};
 }
 
+mod audit;
 mod bench;
+mod books;
 mod client;
 mod completions;
 mod events;
 mod failed;
+mod inspect;
 mod queues;
 mod signals;
 mod status;
@@ -77,6 +80,8 @@ end; 2 wrong usage or configuration.")]
     Cancel(status::Cancel),
     Queues(queues::Queues),
     Events(events::Events),
+    Inspect(inspect::Inspect),
+    Audit(audit::Audit),
     Bench(bench::Bench),
     Completions(completions::Completions),
 }
@@ -136,6 +141,8 @@ pub fn main() -> ExitCode {
         Command::Cancel(command) => client(command.run()),
         Command::Queues(command) => client(command.run()),
         Command::Events(command) => client(command.run()),
+        Command::Inspect(command) => client(command.run()),
+        Command::Audit(command) => client(command.run()),
         Command::Bench(command) => client(command.run()),
         Command::Completions(command) => command.run(),
     };
@@ -240,6 +247,8 @@ mod tests {
             "leasehold queues q --pause --reason why",
             "leasehold events --follow",
             "leasehold completions bash",
+            "leasehold inspect job 01 --store disk:x --json",
+            "leasehold audit --repair --store disk:x",
         ] {
             parsed(line).unwrap_or_else(|e| panic!("{line}: {e}"));
         }

@@ -120,7 +120,7 @@ impl Queues {
             let mut queue = client.call(&Call::post(format!("{path}/purge"), body.clone())).await?.json()?;
             let purged = queue["purged"].as_u64().unwrap_or(0);
             total += purged;
-            (0..purged).for_each(|_| progress.count(true));
+            progress.add(purged);
             if queue["left"].as_u64().unwrap_or(0) == 0 || purged == 0 {
                 progress.clear();
                 say!("purged {total}");

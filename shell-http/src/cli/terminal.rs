@@ -164,6 +164,12 @@ impl Progress {
         self.tick();
     }
 
+    /// So many more are through.
+    pub fn add(&mut self, n: u64) {
+        self.done += n;
+        self.tick();
+    }
+
     pub fn done(&self) -> u64 {
         self.done
     }

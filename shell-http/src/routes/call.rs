@@ -264,6 +264,7 @@ async fn call(
         Call::Repair => Request::Audit { cursor: decode::audit(query)?, repair: true },
         Call::JobRecords => Request::Inspect(Inspect::Job(job()?)),
         Call::QueueRecords => Request::Inspect(Inspect::Queue { tenant: tenant(), queue: queue() }),
+        Call::Quarantine => Request::Inspect(Inspect::Quarantine),
         Call::KeyRecords => Request::Inspect(Inspect::Key { tenant: tenant(), key: queue() }),
         Call::Health => return Ok(body::json(StatusCode::OK, b"{\"status\":\"ok\"}".to_vec())),
         // Whoever sends work here by this answer must stop before the listener does.

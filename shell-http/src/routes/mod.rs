@@ -58,6 +58,7 @@ pub enum Call {
     JobRecords,
     QueueRecords,
     KeyRecords,
+    Quarantine,
     Health,
     Ready,
     Metrics,
@@ -247,6 +248,9 @@ pub static ROUTES: &[Route] = routes! {
     GET "/v1/keys/{key}" KeyRecords Nothing, &[],
         &[json(200, "Inspected", "the key's record")], &[404, 422],
         "What an idempotency key is bound to.";
+    GET "/v1/quarantine" Quarantine Nothing, &[],
+        &[json(200, "Inspected", "up to 1,000 records, and how many there are")], &[],
+        "Jobs whose records cannot be read.";
     GET "/healthz" Health Nothing, &[], &[json(200, "Health", "the process lives")], &[], "Whether the process lives.";
     GET "/readyz" Ready Nothing, &[], &[json(200, "Readiness", "commits work")], &[],
         "Whether the store works, by a commit.";
