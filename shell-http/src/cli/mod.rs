@@ -58,7 +58,7 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// Colours: auto (on a terminal, unless NO_COLOR is set), always or never
-    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
+    #[arg(long, global = true, value_enum, hide_possible_values = true, value_name = "WHEN", default_value_t = When::Auto)]
     color: When,
 }
 
