@@ -87,10 +87,12 @@ impl Events {
             return print_line(&event.to_string());
         }
         let text = |key: &str| printable(event[key].as_str().unwrap_or_default());
-        let (at, id, kind, job) = (text("at"), text("id"), text("type"), text("job"));
+        let (at, id, kind) = (text("at"), text("id"), text("type"));
+        // A group's event has no job.
+        let of = if event["job"].is_null() { text("group") } else { text("job") };
         let colour = Colour::of_status(kind.split('.').next_back().unwrap_or_default());
         let kind = colour.paint(&format!("{kind:<18}"));
         let more: Vec<String> = ["queue", "worker", "reason"].map(text).into_iter().filter(|t| !t.is_empty()).collect();
-        print_line(&format!("{at} {id:>10} {kind} {job} {}", more.join(" ")))
+        print_line(&format!("{at} {id:>10} {kind} {of} {}", more.join(" ")))
     }
 }
