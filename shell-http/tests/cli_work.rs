@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::cli::{err, leasehold, lines, out, run, signal, worker};
+use support::cli::{Guarded, err, leasehold, lines, out, run, signal, worker};
 use support::proxy::{Fate, Proxy};
 use support::{Client, Folder, Server, status, submit, until, wait};
 
@@ -194,12 +194,13 @@ fn while_heartbeats_fail_nothing_more_is_claimed() {
     let mut c = server.client();
     let (first, go) = (submit(&mut c, r#"{"queue":"q","payload":1}"#), folder.path().join("go"));
     let script = format!("while [ ! -e {} ]; do sleep 0.05; done", go.display());
-    let mut work = leasehold(&server)
+    let work = leasehold(&server)
         .args(["work", "--queue", "q", "--concurrency", "2", "--lease-ms", "1200", "--", "sh", "-c", &script])
         .env("LEASEHOLD_SERVER", proxy.url())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
+    let mut work = Guarded(work);
     until("the first runs", SOON, || status(&mut c, &first) == "running");
     proxy.strike("/heartbeat", Fate::Unheard, usize::MAX);
     until("heartbeats fail", SOON, || proxy.struck() >= 3);

@@ -24,11 +24,37 @@ pub fn bare() -> Command {
     command
 }
 
+/// A process that does not outlive a test that fails.
+#[derive(Debug)]
+pub struct Guarded(pub Child);
+
+impl std::ops::Deref for Guarded {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Guarded {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A worker of the queue `q` that runs a script for each job.
-pub fn worker(server: &Server, more: &[&str], script: &str) -> Child {
+pub fn worker(server: &Server, more: &[&str], script: &str) -> Guarded {
     let mut command = leasehold(server);
     command.args(["work", "--queue", "q"]).args(more).args(["--", "sh", "-c", script]);
-    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    Guarded(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
 pub fn signal(child: &Child, signal: Signal) {
