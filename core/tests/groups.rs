@@ -447,3 +447,112 @@ fn children_of_a_group_that_vanished_are_told_as_lost() {
     }
     balanced(&mut w);
 }
+
+/// What becomes of one call to the store while the group is created.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// The store says no, or the request never arrives.
+    Refused,
+    RequestLost,
+    ReplyLost,
+    /// Applied when its sender has long given up on it.
+    Late(u64),
+    /// The server dies before the call, or after it and before it hears of it.
+    CrashBefore,
+    CrashAfter,
+}
+
+#[test]
+fn a_creation_that_fails_anywhere_and_is_repeated_is_one_whole_group() {
+    use leasehold_core::store::StoreError;
+    use leasehold_core::{Input, StoreOp};
+    const N: u32 = 200;
+    let keyed = || {
+        let mut ask = asked(N, 16);
+        ask.common.key = Some("k".into());
+        Request::CreateGroup(Box::new(ask))
+    };
+    let fates = [
+        Fate::Refused,
+        Fate::RequestLost,
+        Fate::ReplyLost,
+        Fate::Late(500),
+        Fate::Late(10_000),
+        Fate::CrashBefore,
+        Fate::CrashAfter,
+    ];
+    let mut runs = 0;
+    for fate in fates {
+        for at in 0..12 {
+            let mut w = World::new(2);
+            let first = w.ask(0, keyed());
+            let mut late: Option<(u64, StoreOp)> = None;
+            let mut calls = 0;
+            let mut met = false;
+            while w.now_ms < 5_000 && !met {
+                let Some((id, op)) = w.replicas[0].calls.front().cloned() else {
+                    w.now_ms += 10;
+                    w.input(0, Input::Timer);
+                    continue;
+                };
+                calls += 1;
+                if calls - 1 < at {
+                    w.perform(0);
+                    continue;
+                }
+                met = true;
+                w.replicas[0].calls.pop_front();
+                let reply = |error| Input::StoreReply { id, reply: Err(error) };
+                match fate {
+                    Fate::Refused => w.input(0, reply(StoreError::Unavailable)),
+                    Fate::RequestLost => w.input(0, reply(StoreError::Unknown)),
+                    Fate::ReplyLost => {
+                        w.apply(&op).unwrap();
+                        w.input(0, reply(StoreError::Unknown));
+                    }
+                    Fate::Late(ms) => {
+                        late = Some((w.now_ms + 2_000 + ms, op));
+                        w.input(0, reply(StoreError::Unknown));
+                    }
+                    Fate::CrashBefore => w.restart(0, 77),
+                    Fate::CrashAfter => {
+                        w.apply(&op).unwrap();
+                        w.restart(0, 77);
+                    }
+                }
+            }
+            runs += usize::from(met);
+            // The client asks again, and through another server.
+            let again = w.ask(1, keyed());
+            let mut seen = std::collections::BTreeSet::new();
+            for _ in 0..4_000 {
+                if let Some((_, op)) = late.take_if(|(at, _)| *at <= w.now_ms) {
+                    let _ = w.apply(&op);
+                }
+                w.to(w.now_ms + 50);
+                for job in w.claim(0, "w", "q", 64, None) {
+                    assert!(seen.insert(job.id), "{} ran twice: {fate:?} at {at}", job.id);
+                    complete(&mut w, 1, &job);
+                }
+                if seen.len() >= N as usize && late.is_none() && w.now_ms > 6_000 {
+                    break;
+                }
+            }
+            let ids: Vec<GroupId> = [w.answer(0, first), w.answer(1, again)]
+                .into_iter()
+                .flatten()
+                .filter_map(|answer| match answer {
+                    Ok(Response::GroupCreated(group) | Response::Group(group)) => Some(group.id),
+                    _ => None,
+                })
+                .collect();
+            assert!(!ids.is_empty() && ids.iter().all(|id| *id == ids[0]), "{fate:?} at {at}: {ids:?}");
+            w.to(w.now_ms + 3_000);
+            let view = group(&mut w, 1, ids[0]);
+            assert_eq!((view.status, view.counts.succeeded), (GroupStatus::Succeeded, N.into()), "{fate:?} at {at}");
+            assert_eq!((seen.len(), finalized(&mut w)), (N as usize, 1), "{fate:?} at {at}");
+            balanced(&mut w);
+        }
+    }
+    assert!(runs > 30, "{runs}");
+}

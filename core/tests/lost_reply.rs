@@ -7,10 +7,11 @@
 
 mod support;
 
-use leasehold_core::ids::{JobId, Token};
+use leasehold_core::group::record::Mode;
+use leasehold_core::ids::{GroupId, JobId, Token};
 use leasehold_core::job::record::ErrorInfo;
 use leasehold_core::opaque::{Content, Opaque};
-use leasehold_core::request::{Beat, Claim, Complete, EventCursor, Fail, Held, Submit};
+use leasehold_core::request::{Beat, Claim, Complete, CreateGroup, EventCursor, Fail, Held, Submit};
 use leasehold_core::store::StoreError;
 use leasehold_core::{Failure, Input, Outcome, Request, Response, StoreOp};
 use support::World;
@@ -47,7 +48,7 @@ fn created(outcome: Outcome) -> JobId {
 /// Prepares a world and gives the command under test.
 type Case = (&'static str, fn(&mut World) -> Request);
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 22] = [
     ("submit", |_| Request::Submit(Box::new(submit(None)))),
     ("submit with a key", |_| Request::Submit(Box::new(submit(Some("k"))))),
     ("batch of submits", |_| {
@@ -91,7 +92,65 @@ const CASES: [Case; 12] = [
         w.call(0, Request::Cancel { tenant: "default".into(), job }).unwrap();
         Request::Retry { tenant: "default".into(), job }
     }),
+    ("create a group", |_| create(3, true, None)),
+    ("create a group with a key", |_| create(3, true, Some("g"))),
+    ("create an empty group", |_| create(0, true, None)),
+    ("extend a group", |w| {
+        let group = grouped(w, create(1, false, None));
+        let children = (0..2).map(|_| submit(None)).collect();
+        Request::ExtendGroup { tenant: "default".into(), group, from: 1, children }
+    }),
+    ("seal a group", |w| {
+        let group = grouped(w, create(1, false, None));
+        Request::SealGroup { tenant: "default".into(), group }
+    }),
+    ("cancel a group", |w| {
+        let group = grouped(w, create(3, true, Some("g")));
+        Request::CancelGroup { tenant: "default".into(), group }
+    }),
+    ("complete the last child", |w| {
+        let (job, token) = last_child(w);
+        Request::Complete(Box::new(Complete { held: held(job, token), result: Some(Content::json("1")) }))
+    }),
+    ("fail the last child for good", |w| {
+        let (job, token) = last_child(w);
+        Request::Fail(Box::new(failed(held(job, token), false)))
+    }),
+    ("cancel a held child", |w| {
+        let group = grouped(w, create(3, true, None));
+        Request::Cancel { tenant: "default".into(), job: group.child(2) }
+    }),
+    ("retry a child", |w| {
+        let group = grouped(w, create(3, true, None));
+        w.call(0, Request::Cancel { tenant: "default".into(), job: group.child(2) }).unwrap();
+        Request::Retry { tenant: "default".into(), job: group.child(2) }
+    }),
 ];
+
+fn create(n: usize, sealed: bool, key: Option<&str>) -> Request {
+    Request::CreateGroup(Box::new(CreateGroup {
+        common: submit(key),
+        children: (0..n).map(|_| submit(None)).collect(),
+        max_parallel: Some(1),
+        mode: Mode::CollectAll,
+        sealed,
+        open_timeout_ms: None,
+    }))
+}
+
+fn grouped(w: &mut World, request: Request) -> GroupId {
+    match w.call(0, request) {
+        Ok(Response::GroupCreated(group)) => group.id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The only child that is left of a group, under its lease.
+fn last_child(w: &mut World) -> (JobId, Token) {
+    grouped(w, create(1, true, None));
+    let leased = w.claim(0, "w", "q", 1, Some(600_000));
+    (leased[0].id, leased[0].token)
+}
 
 fn claim(claim_id: Option<&str>) -> Request {
     Request::Claim(Box::new(Claim {
