@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::lease::Granted;
 use super::look::derived;
 use super::moves::{self, Home, add, as_read, remove};
-use super::record::{Class, Job, KeyRecord, Owner, Status};
+use super::record::{Class, Job, KeyRecord, Status};
 use crate::codec::Undecodable;
 use crate::event::Kind;
 use crate::group::Mend;
@@ -25,8 +25,8 @@ use crate::replica::task::{Cx, Draft, Next, Operation, Plan, decode_record};
 use crate::replica::{Mark, Op};
 use crate::request::Response;
 use crate::store::{
-    Answer, Clock, Entry, Guard, Place, Read, Record, Scan, Score, ScoreAt, Slice, Snapshot, Standing, UpTo, Write,
-    keys,
+    Answer, Clock, Entry, Guard, Place, Read, Record, Scan, Score, ScoreAt, Slice, Snapshot, Standing, UpTo, Version,
+    Write, keys,
 };
 
 /// Where the walks stand.
@@ -51,6 +51,8 @@ pub(crate) struct Scrub {
     keys: Vec<Name>,
     queue: Option<(String, String)>,
     found: BTreeMap<JobId, Found>,
+    /// Idempotency keys, their versions, and the main records of whom they name.
+    bound: Vec<(Name, Version, Name)>,
     drafts: Vec<Draft>,
     did: Vec<Mark>,
 }
@@ -80,6 +82,7 @@ impl Scrub {
             keys: Vec::new(),
             queue: None,
             found: BTreeMap::new(),
+            bound: Vec::new(),
             drafts: Vec::new(),
             did: Vec::new(),
         }
@@ -144,29 +147,33 @@ impl Scrub {
                 }
             }
         }
-        // Keys that name a job which is gone, and companions of a main record that is gone.
+        // Keys that name somebody who is gone, and companions of a main record that is gone.
         let mut gone = Vec::new();
         for (key, record) in self.keys.iter().zip(rest) {
             let Some(version) = record.version() else { continue };
-            let owner = match decode_record::<KeyRecord>(record) {
-                Ok(Some((_, bound))) if key.starts_with(b"key/") => Some(bound.owner),
-                _ => id_in(key).map(Owner::Job),
-            };
-            match owner {
-                Some(Owner::Job(job)) if known.contains(&job) => {}
-                Some(owner) => gone.push((key.clone(), version, keys::owner(owner))),
-                None => {}
+            match decode_record::<KeyRecord>(record) {
+                Ok(Some((_, bound))) if key.starts_with(b"key/") => {
+                    self.bound.push((key.clone(), version, keys::owner(bound.owner)));
+                }
+                _ => gone.extend(
+                    id_in(key).filter(|id| !known.contains(id)).map(|id| (key.clone(), version, keys::job(id))),
+                ),
             }
         }
         for (key, version, owner) in gone {
-            let guards = vec![Guard::Absent(owner), Guard::At(key.clone(), version)];
-            self.draft(Draft::new(guards, vec![Write::Delete(key)]), Mark::GhostRemoved);
+            self.ownerless(key, version, owner);
         }
-        if self.found.is_empty() {
+        if self.found.is_empty() && self.bound.is_empty() {
             return self.ghosts();
         }
+        read.records.extend(self.bound.iter().map(|(_, _, owner)| owner.clone()));
         self.stage = Stage::Places;
         Next::Read(read)
+    }
+
+    fn ownerless(&mut self, key: Name, version: Version, owner: Name) {
+        let guards = vec![Guard::Absent(owner), Guard::At(key.clone(), version)];
+        self.draft(Draft::new(guards, vec![Write::Delete(key)]), Mark::GhostRemoved);
     }
 
     fn draft(&mut self, draft: Draft, mark: Mark) {
@@ -176,10 +183,16 @@ impl Scrub {
 
     fn mend(&mut self, snapshot: &Snapshot) {
         let found = core::mem::take(&mut self.found);
+        let (jobs, owners) = snapshot.records.split_at((found.len() * 2).min(snapshot.records.len()));
+        for ((key, version, owner), record) in core::mem::take(&mut self.bound).into_iter().zip(owners) {
+            if record.is_absent() {
+                self.ownerless(key, version, owner);
+            }
+        }
         let ids = self.ids.iter().filter(|id| found.contains_key(id));
         let mut drafts = Vec::new();
         let mut rest = snapshot.members.as_slice();
-        for (id, pair) in ids.zip(snapshot.records.chunks(2)) {
+        for (id, pair) in ids.zip(jobs.chunks(2)) {
             let (places, others) = rest.split_at(PLACES.min(rest.len()));
             let (released, others) = others.split_at(usize::from(id.child_of().is_some()).min(others.len()));
             rest = others;
@@ -471,6 +484,7 @@ impl Operation for Scrub {
     fn start(&mut self, _: &mut Cx<'_>) -> Next {
         self.stage = Stage::Walk;
         self.found.clear();
+        self.bound.clear();
         self.drafts.clear();
         self.did.clear();
         if !self.only.is_empty() {
