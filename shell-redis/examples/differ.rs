@@ -6,10 +6,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a tool for developers: what is wrong ends it")]
 
+#[path = "../tests/support/differ.rs"]
+mod differ;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use support::{Server, differ};
+use support::Server;
 
 fn main() {
     let (mut ops, mut seed, mut release, mut disk) = (1_000_000, 1, "redis-7.0".to_owned(), false);

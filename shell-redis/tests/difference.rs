@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+#[path = "support/differ.rs"]
+mod differ;
 mod support;
 
-use support::{Server, differ};
+use support::Server;
 
 /// Operations for each release; `LEASEHOLD_DIFFER_OPS` for more.
 const OPS: u64 = 6_000;

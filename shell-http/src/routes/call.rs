@@ -27,6 +27,7 @@ use crate::problem::Problem;
 use crate::request_id::{RequestIds, X_REQUEST_ID};
 use crate::wire::decode::{self, Under};
 use crate::wire::group;
+use crate::wire::json::Object;
 use crate::wire::submit::{self, Carried, TENANT};
 
 /// `traceparent` is 55 characters today; a longer one of a later version is carried up to here.
@@ -269,12 +270,25 @@ async fn call(
         Call::Health => return Ok(body::json(StatusCode::OK, b"{\"status\":\"ok\"}".to_vec())),
         // Whoever sends work here by this answer must stop before the listener does.
         Call::Ready if app.is_draining() => return Err(Failure::Draining { retry_after_ms: 1_000 }.into()),
-        Call::Ready => Request::Ready,
+        Call::Ready => return ready(app).await,
         Call::Metrics => return Ok(metrics::page(app).await),
         Call::Description => return Ok(description()),
         Call::Page => return page::page(app).await,
     };
     answer::outcome(app.driver.ask(request).await)
+}
+
+/// Readiness, and with it what is wrong with how the store is set up, although it works for now.
+async fn ready(app: &App) -> Result<Response, Problem> {
+    let warning = app.driver.look().await.and_then(|look| look.store_warning);
+    let answer = answer::outcome(app.driver.ask(Request::Ready).await)?;
+    let Some(warning) = warning else { return Ok(answer) };
+    let mut out = Vec::new();
+    let mut object = Object::new(&mut out);
+    object.str("status", "ready");
+    object.str("warning", &warning);
+    object.end();
+    Ok(body::json(answer.status(), out))
 }
 
 /// Asks for each item that could be read; the others are answered with what is wrong with them.

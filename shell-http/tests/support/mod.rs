@@ -66,9 +66,13 @@ impl Server {
     }
 
     pub fn at(address: SocketAddr, folder: &Folder, flags: &[&str]) -> Server {
-        let store = format!("disk:{}", folder.path().join("store").display());
+        Server::on(address, &format!("disk:{}", folder.path().join("store").display()), flags)
+    }
+
+    /// On any store.
+    pub fn on(address: SocketAddr, store: &str, flags: &[&str]) -> Server {
         let mut child = Command::new(BINARY)
-            .args(["serve", "--listen", &address.to_string(), "--store", &store])
+            .args(["serve", "--listen", &address.to_string(), "--store", store])
             .args(flags)
             .env_clear()
             .stderr(Stdio::piped())

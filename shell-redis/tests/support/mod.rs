@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_redis::Address;
 
-pub mod differ;
+pub mod caller;
 pub mod proxy;
 
 /// How long anything in a test may take before it has failed.
