@@ -5,13 +5,34 @@ use std::sync::OnceLock;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
+use crate::problem::Problem;
 use crate::routes::{AnswerBody, Call, ROUTES, Route, Takes};
 use crate::wire::view;
 
 const SCHEMAS: &str = include_str!("schemas.json");
 
-/// Problems that any call can answer with.
-const COMMON: &[u16] = &[429, 503];
+/// Problems that any call can answer with: of the connection, the head, the query, the body, the store.
+const COMMON: &[u16] = &[400, 403, 408, 413, 414, 422, 429, 500, 503];
+
+/// What clients send: an optional field given as `null` counts as not given.
+const REQUESTS: &[&str] = &[
+    "Submit",
+    "Backoff",
+    "Claim",
+    "Heartbeat",
+    "Complete",
+    "Fail",
+    "Error",
+    "Release",
+    "SetQueue",
+    "Pause",
+    "Purge",
+    "CompletionItem",
+    "FailureItem",
+    "HeartbeatItem",
+];
+/// In these fields `null` is a value like any other, or the schema says itself what it allows.
+const ANY_JSON: &[&str] = &["payload", "result", "progress", "metadata"];
 
 /// The description as it is served.
 pub fn text() -> Bytes {
@@ -21,47 +42,103 @@ pub fn text() -> Bytes {
 
 fn document() -> Value {
     let mut paths: Map<String, Value> = Map::new();
+    let schemas = schemas();
     for route in ROUTES {
         let path = paths.entry(route.path).or_insert_with(|| json!({}));
-        path[route.method.as_str().to_ascii_lowercase()] = operation(route);
+        path[route.method.as_str().to_ascii_lowercase()] = operation(route, &schemas);
     }
-    let mut schemas: Value = serde_json::from_str(SCHEMAS).unwrap_or_default();
-    schemas["Event"]["properties"]["type"]["enum"] = view::event_types().collect();
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Leasehold",
             "version": env!("CARGO_PKG_VERSION"),
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "description": "A durable job system. Times are RFC 3339, UTC, with milliseconds; durations are integers \
-                ending in _ms; ids and tokens are opaque.",
+                ending in _ms; ids and tokens are opaque. A string's `maxLength` counts bytes of UTF-8.",
         },
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {"schemas": schemas, "headers": {
+            "RequestId": {
+                "description": "The call's name: the client's own, or one made by the server.",
+                "required": true,
+                "schema": {"type": "string", "minLength": 1, "maxLength": 128},
+            },
+            "RetryAfter": {
+                "description": "Seconds.", "required": true, "schema": {"type": "integer", "minimum": 1},
+            },
+            "Location": {"description": "The job's path.", "required": true, "schema": {"type": "string"}},
+        }},
     })
 }
 
-fn operation(route: &Route) -> Value {
+/// What is written by hand, and what can be said better by the program.
+fn schemas() -> Value {
+    let mut schemas: Value = serde_json::from_str(SCHEMAS).unwrap_or_default();
+    schemas["Event"]["properties"]["type"]["enum"] = view::event_types().collect();
+    schemas["Problem"]["properties"]["code"]["enum"] = Problem::CODES.iter().copied().collect();
+    for name in REQUESTS {
+        let schema = &mut schemas[name];
+        let required: Vec<String> =
+            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+        let Some(properties) = schema["properties"].as_object_mut() else { continue };
+        for (field, property) in properties {
+            if !required.contains(field) && !ANY_JSON.contains(&field.as_str()) {
+                *property = json!({"anyOf": [property.take(), {"type": "null"}]});
+            }
+        }
+    }
+    schemas
+}
+
+fn operation(route: &Route, schemas: &Value) -> Value {
     let mut parameters: Vec<Value> = Vec::new();
     for name in route.path.split('/').filter_map(|s| s.strip_prefix('{')?.strip_suffix('}')) {
-        parameters.push(json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}));
+        // A malformed id is an unknown one: nothing about it is for the client to know.
+        let schema = if name == "id" { schema_ref("Id") } else { json!({"type": "string", "minLength": 1}) };
+        parameters.push(json!({"name": name, "in": "path", "required": true, "schema": schema}));
     }
     for name in route.query {
-        parameters.push(json!({"name": name, "in": "query", "schema": query_schema(name)}));
+        let (schema, what) = parameter(route.call, name, schemas);
+        parameters.push(json!({"name": name, "in": "query", "description": what, "schema": schema}));
     }
+    let mut header = |name: &str, what: &str, schema: Value| {
+        parameters.push(json!({"name": name, "in": "header", "description": what, "schema": schema}));
+    };
     if matches!(route.call, Call::Submit | Call::SubmitRaw) {
         let what = "Names the job: a repeat gets the same one (IETF draft Idempotency-Key).";
-        let schema = json!({"type": "string"});
-        parameters.push(json!({"name": "Idempotency-Key", "in": "header", "description": what, "schema": schema}));
+        header("Idempotency-Key", what, json!({"type": "string", "minLength": 1, "maxLength": 256, "pattern": KEY}));
     }
     if matches!(route.call, Call::Submit | Call::SubmitRaw | Call::SubmitBatch) {
-        parameters.push(json!({"name": "traceparent", "in": "header", "schema": {"type": "string"}}));
+        header("traceparent", "W3C trace context; a malformed one is ignored.", json!({"type": "string"}));
     }
     if route.call == Call::Events {
-        parameters.push(json!({"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}));
+        let schema = json!({"type": "string", "pattern": EVENT_ID});
+        header("Last-Event-ID", "Of a stream: the last event seen, instead of `after`.", schema);
     }
+    header("X-Request-Id", "Names the call in the server's log.", json!({"type": "string"}));
+    let mut operation = json!({
+        "operationId": operation_id(route.call),
+        "summary": route.summary,
+        "parameters": parameters,
+        "responses": responses(route),
+    });
+    match route.takes {
+        Takes::Nothing => {}
+        Takes::Json(schema) => operation["requestBody"] = request_body(schema, true),
+        Takes::OptionalJson(schema) => operation["requestBody"] = request_body(schema, false),
+        Takes::Bytes => {
+            let content = json!({"application/json": {"schema": {}}, "application/octet-stream": {}, "*/*": {}});
+            operation["requestBody"] = json!({"description": "The payload.", "required": false, "content": content});
+        }
+    }
+    operation
+}
+
+fn responses(route: &Route) -> Map<String, Value> {
+    let request_id = || json!({"X-Request-Id": {"$ref": "#/components/headers/RequestId"}});
     let mut responses = Map::new();
     for answer in route.answers {
-        let mut response = json!({"description": answer.what});
+        let mut response = json!({"description": answer.what, "headers": request_id()});
         match answer.body {
             AnswerBody::Nothing => {}
             AnswerBody::Json(schema) => {
@@ -70,33 +147,40 @@ fn operation(route: &Route) -> Value {
             AnswerBody::Bytes(media) => response["content"] = json!({media: {}}),
         }
         if route.call == Call::Events {
-            response["content"]["text/event-stream"] = json!({"schema": schema_ref("Event")});
+            response["content"]["text/event-stream"] = json!({"schema": {"type": "string"}});
+        }
+        if answer.status == 201 {
+            response["headers"]["Location"] = json!({"$ref": "#/components/headers/Location"});
         }
         responses.insert(answer.status.to_string(), response);
     }
-    let of_body: &[u16] = match route.takes {
-        Takes::Nothing => &[],
-        Takes::Bytes | Takes::Json(_) | Takes::OptionalJson(_) => &[400, 413, 422],
-    };
-    let of_query: &[u16] = if route.query.is_empty() { &[] } else { &[422] };
-    for status in COMMON.iter().chain(of_body).chain(of_query).chain(route.problems) {
+    for status in COMMON.iter().chain(route.problems) {
         let content = json!({"application/problem+json": {"schema": schema_ref("Problem")}});
-        let response = json!({"description": "not done; see `code`", "content": content});
+        let mut response = json!({"description": reason(*status), "headers": request_id(), "content": content});
+        if matches!(status, 429 | 503) {
+            response["headers"]["Retry-After"] = json!({"$ref": "#/components/headers/RetryAfter"});
+        }
         responses.entry(status.to_string()).or_insert(response);
     }
-    let mut operation = json!({
-        "operationId": operation_id(route.call),
-        "summary": route.summary,
-        "parameters": parameters,
-        "responses": responses,
-    });
-    match route.takes {
-        Takes::Nothing => {}
-        Takes::Json(schema) => operation["requestBody"] = request_body(schema, true),
-        Takes::OptionalJson(schema) => operation["requestBody"] = request_body(schema, false),
-        Takes::Bytes => operation["requestBody"] = json!({"required": true, "content": {"*/*": {}}}),
+    responses
+}
+
+/// What a status says, and the codes that come with it.
+fn reason(status: u16) -> &'static str {
+    match status {
+        400 => "not JSON, no body where one is needed, or not HTTP: `not_json`, `empty_body`, `not_http`",
+        403 => "a browser sent this from another site: `cross_origin`",
+        404 => "no such thing, no longer, or its name is malformed: `unknown_…`, `no_payload`, `no_result`",
+        408 => "the body did not come in time: `incomplete_body`",
+        409 => "the state of the job does not allow it; see `code`",
+        413 => "the body is too large: `too_large`",
+        414 => "path and query are too long: `uri_too_long`",
+        422 => "a field or parameter is wrong, see `field`; or `bad_cursor`, `idempotency_key_reused`",
+        429 => "too much in work: `mailbox_full`. Certainly not done",
+        500 => "a defect of the server's: `internal`",
+        503 => "not done for now, see `code`; after `outcome_unknown` repeat with the same key, token or claim id",
+        _ => "not done; see `code`",
     }
-    operation
 }
 
 fn request_body(schema: &str, required: bool) -> Value {
@@ -107,15 +191,29 @@ fn schema_ref(name: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{name}")})
 }
 
-fn query_schema(name: &str) -> Value {
-    match name {
-        "class" => schema_ref("Class"),
-        "status" => schema_ref("Status"),
-        "on_prem" => json!({"type": "boolean"}),
-        "run_at" => schema_ref("Time"),
-        "backoff" | "metadata" => json!({"type": "string", "description": "JSON"}),
-        "queue" | "cursor" | "after" => json!({"type": "string"}),
-        _ => json!({"type": "integer", "minimum": 0}),
+const EVENT_ID: &str = "^[0-9]{1,19}-[0-9]{1,9}$";
+/// Bare, or a structured field's string in quotes.
+const KEY: &str = r#"^([!#-~]|[!#-~][ -~]*[!-~]|"([ !#-\[\]-~]|\\["\\])+")$"#;
+
+/// A parameter of the query, and what it means.
+fn parameter(call: Call, name: &str, schemas: &Value) -> (Value, &'static str) {
+    let of_submit = |name: &str| {
+        let property = &schemas["Submit"]["properties"][name];
+        property.get("anyOf").and_then(|any| any.get(0)).unwrap_or(property).clone()
+    };
+    match (call, name) {
+        (Call::SubmitRaw, "backoff" | "metadata") => (json!({"type": "string"}), "As JSON; see Submit."),
+        (Call::SubmitRaw, name) => (of_submit(name), "As the field of Submit."),
+        (_, "queue") => (schema_ref("Name"), "Of this queue only."),
+        (_, "status") => (schema_ref("Status"), "Of this status only."),
+        (_, "limit") => (json!({"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}), "At most so many."),
+        (_, "cursor") => (json!({"type": "string"}), "The `next` of an earlier answer to the same question."),
+        (_, "after") => (json!({"type": "string", "pattern": EVENT_ID}), "The id after which to go on."),
+        (_, "wait_ms") => {
+            let schema = json!({"type": "integer", "minimum": 0, "maximum": 60000, "default": 0});
+            (schema, "How long to wait for something to answer with.")
+        }
+        _ => (json!({"type": "string"}), ""),
     }
 }
 
@@ -153,12 +251,11 @@ mod tests {
     #[test]
     fn every_reference_resolves() {
         let document = document();
-        let known = document["components"]["schemas"].as_object().unwrap();
         fn walk(value: &Value, seen: &mut BTreeSet<String>) {
             match value {
                 Value::Object(map) => {
                     if let Some(Value::String(target)) = map.get("$ref") {
-                        seen.insert(target.trim_start_matches("#/components/schemas/").to_owned());
+                        seen.insert(target.clone());
                     }
                     map.values().for_each(|v| walk(v, seen));
                 }
@@ -168,7 +265,11 @@ mod tests {
         }
         let mut seen = BTreeSet::new();
         walk(&document, &mut seen);
-        let known: BTreeSet<String> = known.keys().cloned().collect();
+        let known = ["schemas", "headers"].into_iter().flat_map(|kind| {
+            let named = document["components"][kind].as_object().unwrap();
+            named.keys().map(move |name| format!("#/components/{kind}/{name}"))
+        });
+        let known: BTreeSet<String> = known.collect();
         assert_eq!(seen, known, "each schema is used, and each use is a schema");
     }
 
@@ -191,6 +292,37 @@ mod tests {
             let described: BTreeSet<&str> =
                 schemas[schema]["properties"].as_object().unwrap().keys().map(String::as_str).collect();
             assert_eq!(described, fields.iter().copied().collect(), "{schema}");
+            if let Some(item) = match schema {
+                "Complete" => Some("CompletionItem"),
+                "Fail" => Some("FailureItem"),
+                "Heartbeat" => Some("HeartbeatItem"),
+                _ => None,
+            } {
+                let described: BTreeSet<&str> =
+                    schemas[item]["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+                assert_eq!(described, fields.iter().copied().chain(["id"]).collect(), "{item}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_answer_is_described() {
+        let document = document();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    let what = format!("{method} {path} {status}");
+                    let problem = status.as_bytes()[0] >= b'4';
+                    let content = response.get("content").and_then(Value::as_object);
+                    let is_problem = content.is_some_and(|c| c.keys().eq(["application/problem+json"]));
+                    assert_eq!(is_problem, problem, "{what}");
+                    assert!(response["headers"]["X-Request-Id"].is_object(), "{what}");
+                    let later = matches!(status.as_str(), "429" | "503");
+                    assert_eq!(response["headers"].get("Retry-After").is_some(), later, "{what}");
+                }
+                let parameters = operation["parameters"].as_array().unwrap();
+                assert!(parameters.iter().all(|p| p["schema"].is_object()), "{method} {path}");
+            }
         }
     }
 }

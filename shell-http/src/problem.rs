@@ -172,6 +172,47 @@ pub fn of_failure(failure: &Failure) -> Row {
 }
 
 impl Problem {
+    /// Every code there is.
+    pub const CODES: &[&str] = &[
+        "already_terminal",
+        "bad_cursor",
+        "child_differs",
+        "contended",
+        "cross_origin",
+        "draining",
+        "empty_body",
+        "idempotency_key_reused",
+        "incomplete_body",
+        "internal",
+        "invalid_field",
+        "job_cancelled",
+        "lease_lost",
+        "mailbox_full",
+        "newer_format",
+        "no_payload",
+        "no_result",
+        "not_final",
+        "not_http",
+        "not_json",
+        "not_open",
+        "not_retryable",
+        "not_terminal",
+        "outcome_unknown",
+        "quarantined",
+        "store_full",
+        "store_unavailable",
+        "too_large",
+        "too_many_connections",
+        "unknown_group",
+        "unknown_job",
+        "unknown_key",
+        "unknown_path",
+        "unknown_queue",
+        "uri_too_long",
+        "wrong_method",
+        "wrong_offset",
+    ];
+
     pub fn field(field: impl Into<Cow<'static, str>>, detail: impl Into<Cow<'static, str>>) -> Problem {
         Problem::Field { field: field.into(), detail: detail.into() }
     }
@@ -377,6 +418,7 @@ mod tests {
             problem.write(&mut out);
             let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
             assert_eq!(json["code"], failure.code());
+            assert!(Problem::CODES.contains(&failure.code()), "{failure:?}");
             assert_eq!(json["status"], expected);
             assert!(json["detail"].as_str().is_some_and(|d| !d.is_empty()), "{failure:?}");
             assert_eq!(json.get("field").is_some(), matches!(failure, Failure::Invalid { .. } | Failure::BadCursor));
