@@ -113,7 +113,7 @@ fn operation(route: &Route, schemas: &Value) -> Value {
     }
     if route.call == Call::Events {
         let schema = json!({"type": "string", "pattern": EVENT_ID});
-        header("Last-Event-ID", "Of a stream: the last event seen, instead of `after`.", schema);
+        header("Last-Event-ID", "The last event seen, instead of `after`.", schema);
     }
     header("X-Request-Id", "Names the call in the server's log.", json!({"type": "string"}));
     let mut operation = json!({
@@ -149,6 +149,9 @@ fn responses(route: &Route) -> Map<String, Value> {
         if route.call == Call::Events {
             response["content"]["text/event-stream"] = json!({"schema": {"type": "string"}});
         }
+        if route.call == Call::Claim {
+            response["links"] = links();
+        }
         if answer.status == 201 {
             response["headers"]["Location"] = json!({"$ref": "#/components/headers/Location"});
         }
@@ -163,6 +166,22 @@ fn responses(route: &Route) -> Map<String, Value> {
         responses.entry(status.to_string()).or_insert(response);
     }
     responses
+}
+
+/// What becomes of a lease.
+fn links() -> Value {
+    let link = |call: Call, more: Value| {
+        let mut body = more;
+        body["token"] = "$response.body#/jobs/0/token".into();
+        let parameters = json!({"id": "$response.body#/jobs/0/id"});
+        json!({"operationId": operation_id(call), "parameters": parameters, "requestBody": body})
+    };
+    json!({
+        "complete": link(Call::Complete, json!({"result": null})),
+        "heartbeat": link(Call::Heartbeat, json!({})),
+        "fail": link(Call::Fail, json!({"error": {"message": "it did not work"}})),
+        "release": link(Call::Release, json!({})),
+    })
 }
 
 /// What a status says, and the codes that come with it.

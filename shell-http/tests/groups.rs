@@ -75,7 +75,7 @@ fn a_group_from_its_creation_to_its_result() {
         String::from_utf8(lines.body).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!(json!(lines), result["outcomes"]);
     let page = c.get(&format!("/v1/groups/{id}/children?limit=3")).json();
-    assert_eq!((page["children"].as_array().unwrap().len(), &page["next"]), (3, &json!("3")));
+    assert_eq!((page["children"].as_array().unwrap().len(), &page["next"]), (3, &json!("i3")));
     let events = c.get("/v1/events?limit=1000").json();
     let of = |kind: &str| events["events"].as_array().unwrap().iter().filter(|e| e["type"] == kind).count();
     assert_eq!((of("group.created"), of("group.finalized"), of("job.submitted")), (1, 1, 0));

@@ -44,7 +44,8 @@ fn one_key_makes_one_job_however_many_submit_at_once() {
                     scope.spawn(move || {
                         client.connect().unwrap();
                         start.wait();
-                        let body = format!(r#"{{"queue":"q{submitters}","key":"the-key","payload":{{"n":1}}}}"#);
+                        let body =
+                            format!(r#"{{"queue":"q{submitters}","idempotency_key":"the-key","payload":{{"n":1}}}}"#);
                         let answer = client.post("/v1/jobs", body);
                         (answer.status, answer.json()["id"].as_str().unwrap().to_owned())
                     })

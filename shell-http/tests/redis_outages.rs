@@ -243,7 +243,8 @@ fn a_promotion_is_over_five_seconds_after_the_new_primary_takes_writes() {
         traffic.flows_within(wording, Duration::from_secs(10));
     }
     let (created, claimed) = traffic.end();
-    assert!(created > 50 && claimed > 50, "{created} created, {claimed} claimed");
+    // Before, after the promotion, and after each wording.
+    assert!(created >= 5 && claimed >= 5, "{created} created, {claimed} claimed");
     let mut client = server.client();
     let id = submit(&mut client, r#"{"queue":"last","payload":1}"#);
     assert_eq!(status(&mut client, &id), "queued");

@@ -254,9 +254,9 @@ async fn call(
         }
         Call::GroupResult => return groups::result(app.clone(), group::id(&argument)?, headers).await,
         Call::Events => {
-            let asked = decode::events(query)?;
+            let asked = events::resumed(decode::events(query)?, headers)?;
             if events::is_stream(headers) {
-                return events::stream(app.clone(), asked, headers);
+                return Ok(events::stream(app.clone(), asked));
             }
             let decode::Events { after, limit, wait_ms } = asked;
             Request::Events { tenant: tenant(), after, limit, wait_ms }

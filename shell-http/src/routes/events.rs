@@ -29,10 +29,15 @@ pub fn is_stream(headers: &HeaderMap) -> bool {
     headers.get_all(ACCEPT).iter().any(|a| a.to_str().is_ok_and(|a| a.contains("text/event-stream")))
 }
 
-pub fn stream(app: Arc<App>, mut asked: Events, headers: &HeaderMap) -> Result<Response, Problem> {
+/// What a reader that comes back says it has seen takes the place of `after`.
+pub fn resumed(mut asked: Events, headers: &HeaderMap) -> Result<Events, Problem> {
     if let Some(id) = headers.get(&LAST_EVENT_ID) {
         asked.after = decode::cursor("Last-Event-ID", id.to_str().unwrap_or_default())?;
     }
+    Ok(asked)
+}
+
+pub fn stream(app: Arc<App>, asked: Events) -> Response {
     let (pieces, receiver) = mpsc::channel(AHEAD);
     tokio::spawn(async move {
         let gone = pieces.clone();
@@ -45,7 +50,7 @@ pub fn stream(app: Arc<App>, mut asked: Events, headers: &HeaderMap) -> Result<R
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Ok(response)
+    response
 }
 
 /// Sends until the client goes, the server drains or the store fails; the client comes back with

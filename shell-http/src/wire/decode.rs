@@ -211,7 +211,10 @@ fn status(field: &'static str, text: &str) -> Result<Status, Problem> {
 }
 
 fn number<T: std::str::FromStr>(field: &'static str, text: &str) -> Result<T, Problem> {
-    text.parse().map_err(|_| Problem::field(field, "must be a whole number that is not negative"))
+    // Rust would take a sign.
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    let number = digits.then(|| text.parse().ok()).flatten();
+    number.ok_or_else(|| Problem::field(field, "must be a whole number that is not negative"))
 }
 
 pub const LIST: &[&str] = &["queue", "status", "limit", "cursor"];
@@ -252,7 +255,10 @@ pub fn children(query: &str) -> Result<(u32, usize), Problem> {
     for (name, text) in query::parameters(query)? {
         match fields::known(&name, CHILDREN)? {
             "limit" => limit = number("limit", &text)?,
-            _ => from = text.parse().map_err(|_| Problem::from(Failure::BadCursor))?,
+            _ => {
+                let index = text.strip_prefix('i').filter(|t| t.bytes().all(|b| b.is_ascii_digit()));
+                from = index.and_then(|t| t.parse().ok()).ok_or_else(|| Problem::from(Failure::BadCursor))?;
+            }
         }
     }
     Ok((from, limit))
@@ -301,7 +307,7 @@ pub fn events(query: &str) -> Result<Events, Problem> {
 pub fn cursor(field: &'static str, text: &str) -> Result<EventCursor, Problem> {
     let parse = || {
         let (seq, seen) = text.split_once('-')?;
-        Some(EventCursor { seq: seq.parse().ok()?, seen: seen.parse().ok()? })
+        Some(EventCursor { seq: number(field, seq).ok()?, seen: number(field, seen).ok()? })
     };
     parse().ok_or_else(|| Problem::field(field, "must be an event's id from an earlier answer"))
 }
@@ -365,12 +371,17 @@ mod tests {
     #[test]
     fn queries() {
         assert_eq!(list("status=dead&limit=5&queue=a%2Fb").unwrap().queue.as_deref(), Some("a/b"));
-        for (query, expected) in [("limit=0", "limit"), ("limit=1001", "limit"), ("status=no", "status"), ("x=1", "x")]
-        {
+        for (query, expected) in [
+            ("limit=0", "limit"),
+            ("limit=1001", "limit"),
+            ("limit=%2B1", "limit"),
+            ("status=no", "status"),
+            ("x=1", "x"),
+        ] {
             assert_eq!(field(list(query)), expected);
         }
         assert_eq!(events("after=7-2").unwrap().after, EventCursor { seq: 7, seen: 2 });
-        for query in ["after=7", "after=-", "after=7-x"] {
+        for query in ["after=7", "after=-", "after=7-x", "after=%2B7-2"] {
             assert_eq!(field(events(query)), "after");
         }
     }

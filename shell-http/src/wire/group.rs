@@ -104,7 +104,12 @@ fn named(mut children: Vec<Submit>, queue: &str) -> Vec<Submit> {
 fn read_children(value: Value<'_>, body: &Bytes) -> Result<Vec<Submit>, Problem> {
     let items = value.any_items(limits::CHILDREN)?;
     let numbered = items.into_iter().enumerate();
-    numbered.map(|(n, raw)| child(raw, body).map_err(|problem| problem.within(&format!("children[{n}]")))).collect()
+    let within = |n: usize, problem: Problem| match problem {
+        // The child itself is not what it should be.
+        Problem::Field { field, detail } if field == value.field => Problem::field(field, format!("[{n}] {detail}")),
+        other => other.within(&format!("children[{n}]")),
+    };
+    numbered.map(|(n, raw)| child(raw, body).map_err(|problem| within(n, problem))).collect()
 }
 
 fn child(raw: &RawValue, body: &Bytes) -> Result<Submit, Problem> {
@@ -189,7 +194,7 @@ pub fn children(out: &mut Vec<u8>, children: &[ChildView], next: Option<u32>) {
     let mut object = Object::new(out);
     json::array(object.key("children"), children, child_view);
     match next {
-        Some(next) => object.str("next", &next.to_string()),
+        Some(next) => object.str("next", &format!("i{next}")),
         None => object.null("next"),
     }
     object.end();

@@ -122,6 +122,9 @@ pub fn raw(
         // Texts stand bare in a query; everything else is written as in JSON.
         let json = match field {
             "class" | "run_at" => serde_json::to_string(&*text).unwrap_or_default().into(),
+            "backoff" | "metadata" => text,
+            // White space would be JSON's, and is none of a number's.
+            _ if text.trim() != text => return Err(Problem::field(field, "has no value that fits")),
             _ => text,
         };
         let body = Bytes::from(json.into_owned());
@@ -161,15 +164,23 @@ impl Parts {
     }
 }
 
-/// A content type is sent back in a header: it has to be able to stand there.
+/// A content type is sent back in a header: it has to be one.
 fn content_type_of(field: &'static str, text: String) -> Result<String, Problem> {
-    let fits =
-        (1..=limits::CONTENT_TYPE_BYTES).contains(&text.len()) && text.bytes().all(|b| (b' '..=b'~').contains(&b));
-    if fits {
+    if text.len() <= limits::CONTENT_TYPE_BYTES && is_media_type(&text) {
         Ok(text)
     } else {
-        Err(Problem::field(field, format!("must be 1 to {} printable ASCII characters", limits::CONTENT_TYPE_BYTES)))
+        let most = limits::CONTENT_TYPE_BYTES;
+        Err(Problem::field(field, format!("must be a media type of at most {most} characters, as `text/plain`")))
     }
+}
+
+/// `type/subtype`, and perhaps parameters, which are not looked into (RFC 9110, 8.3.1).
+fn is_media_type(text: &str) -> bool {
+    let token =
+        |t: &str| !t.is_empty() && t.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b));
+    let (kind, parameters) = text.split_once(';').unwrap_or((text, ""));
+    let named = kind.trim_end_matches(' ').split_once('/').is_some_and(|(main, sub)| token(main) && token(sub));
+    named && parameters.bytes().all(|b| (b' '..=b'~').contains(&b))
 }
 
 pub fn option(submit: &mut Submit, value: Value<'_>) -> Result<(), Problem> {
@@ -322,6 +333,16 @@ mod tests {
         assert_eq!(submit.backoff.map(|b| b.base_ms), Some(5));
         for bad in ["class=x", "delay_ms=", "delay_ms=1%202", "queue=q", "x=1", "on_prem=ja", "delay_ms=1&delay_ms=2"] {
             assert!(raw("q".into(), None, bad, Bytes::new(), Carried::default()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn media_types() {
+        for good in ["a/b", "text/plain; charset=utf-8", "application/vnd.x+json", "text/plain ;x=\"y z\"", "a/b;"] {
+            assert!(is_media_type(good), "{good}");
+        }
+        for bad in ["", "0", "a", "a/", "/b", "a/b/c", "a b/c", "a/b c", "a/b;\n", "a/b; é", " a/b", "<x>/y"] {
+            assert!(!is_media_type(bad), "{bad}");
         }
     }
 

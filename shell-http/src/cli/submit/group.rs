@@ -191,7 +191,7 @@ impl Submit {
     async fn fetch(&self, group: &mut Group, tally: &mut Tally) -> Result<(), Failed> {
         let mut progress = Progress::new("fetched", Some(group.names.len() as u64), self.quiet);
         let names = std::mem::take(&mut group.names);
-        let mut cursor = Some("0".to_owned());
+        let mut cursor = Some("i0".to_owned());
         while let Some(from) = cursor {
             let page = group.ask(&Call::get(group.path(&format!("/children?limit={CHILDREN}&cursor={from}")))).await?;
             for child in page["children"].as_array().into_iter().flatten() {
