@@ -12,7 +12,7 @@ use leasehold_core::job::record::{ChildOutcome, ErrorInfo, Status};
 use leasehold_core::opaque::Content;
 use leasehold_core::request::{ChildState, ChildView, Complete, CreateGroup, Fail, GroupView, Held, Leased, Submit};
 use leasehold_core::store::keys;
-use leasehold_core::{Failure, JobId, Request, Response};
+use leasehold_core::{Failure, Input, JobId, Request, Response, StoreOp};
 use support::World;
 
 const T: &str = "default";
@@ -465,7 +465,6 @@ enum Fate {
 #[test]
 fn a_creation_that_fails_anywhere_and_is_repeated_is_one_whole_group() {
     use leasehold_core::store::StoreError;
-    use leasehold_core::{Input, StoreOp};
     const N: u32 = 200;
     let keyed = || {
         let mut ask = asked(N, 16);
@@ -555,4 +554,44 @@ fn a_creation_that_fails_anywhere_and_is_repeated_is_one_whole_group() {
         }
     }
     assert!(runs > 30, "{runs}");
+}
+
+/// A replica looks at the groups, up to the commit that it has decided on.
+fn look(w: &mut World, at: usize) {
+    w.now_ms += 25;
+    w.input(at, Input::Timer);
+    while matches!(w.replicas[at].calls.front(), Some((_, StoreOp::Read(_)))) {
+        w.perform(at);
+    }
+    assert!(matches!(w.replicas[at].calls.front(), Some((_, StoreOp::Commit(_)))));
+}
+
+#[test]
+fn a_release_that_lost_a_race_leaves_the_mark() {
+    let mut w = World::new(4);
+    let id = create(&mut w, asked(6, 2));
+    let jobs = w.claim(0, "w", "q", 2, None);
+    // Up to its answer: what the replica does for the group afterwards is held back.
+    let ends = |w: &mut World, at: usize, job: &Leased| {
+        let result = Some(Content::json("1"));
+        let asked = w.ask(at, Request::Complete(Box::new(Complete { held: held(job), result })));
+        while w.answer(at, asked).is_none() {
+            assert!(w.perform(at));
+        }
+    };
+    ends(&mut w, 2, &jobs[0]);
+    // This one sees room for one child, and the other, later, room for two.
+    look(&mut w, 1);
+    ends(&mut w, 3, &jobs[1]);
+    look(&mut w, 0);
+    w.perform(1);
+    w.perform(0);
+    // The second could not release two: room for one is left, and somebody must still know of it.
+    assert_eq!(w.store.members(&keys::released(id)).len(), 1);
+    assert_eq!(w.store.members(&keys::GROUPS_DUE).len(), 1);
+    assert_eq!(w.store.records(b"mark/").count(), 1);
+    let later = w.now_ms + 3_000;
+    w.to(later);
+    assert_eq!(w.store.members(&keys::released(id)).len(), 2);
+    balanced(&mut w);
 }

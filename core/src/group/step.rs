@@ -188,13 +188,19 @@ impl Step {
             guards.push(Guard::Below(keys::done(seen.id, ChildOutcome::Dead), Span::All, 1));
         }
         let writes = vec![Write::Notify(home.topic())];
-        self.draft(Did::Released, Draft { guards, take: Some(take), writes });
+        let release = Draft { guards, take: Some(take), writes };
         if n < room.min(seen.counts.held) {
             self.more = true;
         } else {
-            // Whoever ends or comes in between marks it anew, and this is refused.
-            self.unmark(seen);
+            // The mark goes with the release or not at all: a release that is refused, since another replica
+            // used a part of the room, leaves room behind. Whoever ends or comes in between marks anew.
+            let mut last = release.clone();
+            let unmark = unmark(seen);
+            last.guards.extend(unmark.guards);
+            last.writes.extend(unmark.writes);
+            self.draft(Did::Released, last);
         }
+        self.draft(Did::Released, release);
     }
 
     /// A page of the children of a group that was stopped.
@@ -236,14 +242,7 @@ impl Step {
     }
 
     fn unmark(&mut self, seen: &Seen<'_>) {
-        let writes = vec![Write::Delete(keys::mark(seen.id)), remove(keys::GROUPS_DUE, &keys::group_member(seen.id))];
-        let mut guards = vec![as_read(keys::mark(seen.id), seen.mark)];
-        // An entry without its record, and the group's version, so that a second application is refused.
-        if seen.mark.is_absent() {
-            guards.push(as_read(keys::group(seen.id), seen.group));
-            guards.push(Guard::Member(keys::GROUPS_DUE, keys::group_member(seen.id), Standing::Due));
-        }
-        self.draft(Did::Unmarked, Draft::new(guards, writes));
+        self.draft(Did::Unmarked, unmark(seen));
     }
 
     /// A group that was not sealed in time.
@@ -291,6 +290,18 @@ impl Step {
         guards.extend(ChildOutcome::ALL.into_iter().map(|o| Guard::Below(keys::done(id, o), Span::All, 1)));
         self.draft(Did::Removed, Draft::new(guards, vec![remove(keys::GROUPS_ENDED, &member)]));
     }
+}
+
+/// The transaction that takes a group's mark away, unless it was marked anew.
+fn unmark(seen: &Seen<'_>) -> Draft {
+    let writes = vec![Write::Delete(keys::mark(seen.id)), remove(keys::GROUPS_DUE, &keys::group_member(seen.id))];
+    let mut guards = vec![as_read(keys::mark(seen.id), seen.mark)];
+    // An entry without its record, and the group's version, so that a second application is refused.
+    if seen.mark.is_absent() {
+        guards.push(as_read(keys::group(seen.id), seen.group));
+        guards.push(Guard::Member(keys::GROUPS_DUE, keys::group_member(seen.id), Standing::Due));
+    }
+    Draft::new(guards, writes)
 }
 
 /// How a group ends whose children have all ended.
