@@ -11,6 +11,8 @@ pub type CallId = u32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
     Client(u8),
+    /// Of groups.
+    Owner(u8),
     Worker(u8),
     Operator,
     Auditor,

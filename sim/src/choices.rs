@@ -50,6 +50,7 @@ topics! {
     ChaosTime "chaos-time" false,
     Skew "skew" true,
     Client "client" false,
+    Owner "owner" false,
     Worker "worker" false,
     Misbehave "misbehave" true,
     Operator "operator" false,

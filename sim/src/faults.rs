@@ -132,8 +132,19 @@ impl World {
         debug_assert_eq!(self.setup.regime, Regime::EvictKeys);
         let at = Topic::Chaos.of(2);
         // By kind first, so that rare kinds are met as well.
-        let prefixes: [&[u8]; 9] =
-            [b"job/", b"payload/", b"lease/", b"key/", b"history/", b"progress/", b"claim/", b"queue/", b"result/"];
+        let prefixes: [&[u8]; 11] = [
+            b"job/",
+            b"payload/",
+            b"lease/",
+            b"key/",
+            b"history/",
+            b"progress/",
+            b"claim/",
+            b"queue/",
+            b"result/",
+            b"group/",
+            b"mark/",
+        ];
         let prefix = *self.choices.pick(at, &prefixes);
         let keys: Vec<Name> = self.store.model.records(prefix).map(|(k, _)| k.clone()).collect();
         let Some(key) = keys.get(self.choices.draw(at, keys.len().max(1) as u64) as usize) else { return };

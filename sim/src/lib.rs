@@ -5,7 +5,7 @@
 //! promises of DESIGN.md §4. Any seed replays its run, bit for bit.
 //!
 //! Reading order: [`setup`] (what a seed draws), [`world`] (the event loop), [`replicas`], [`links`] and
-//! [`store`] (what happens to what a replica says), [`faults`], [`clients`] and [`workers`] (the load),
+//! [`store`] (what happens to what a replica says), [`faults`], [`clients`], [`owners`] of groups and [`workers`] (the load),
 //! [`oracle`] (what must hold), [`liveness`] (the phases of a run), [`scenarios`] (scripted worlds).
 
 pub mod calls;
@@ -16,6 +16,7 @@ pub mod fold;
 pub mod links;
 pub mod liveness;
 pub mod oracle;
+pub mod owners;
 pub mod plan;
 pub mod replicas;
 pub mod report;

@@ -313,6 +313,7 @@ impl World {
         let (caller, tag) = (found.caller, found.tag);
         match caller {
             Caller::Client(client) => self.client_hears(usize::from(client), call, tag, heard),
+            Caller::Owner(owner) => self.owner_hears(usize::from(owner), tag, heard),
             Caller::Worker(worker) => self.worker_hears(usize::from(worker), call, tag, heard),
             Caller::Operator => self.operator_hears(call, tag, heard),
             Caller::Auditor => self.auditor_hears(heard),

@@ -10,11 +10,11 @@ use leasehold_core::job::record::{Class, QueueRecord, Status};
 use leasehold_core::limits;
 use leasehold_core::request::EventCursor;
 use leasehold_core::store::{Score, keys};
-use leasehold_core::{JobId, Name, Request, Response};
+use leasehold_core::{Name, Request, Response};
 
 use crate::calls::{Caller, Heard};
 use crate::clients::MAX_BACKOFF_MS;
-use crate::oracle::Promise;
+use crate::oracle::{Promise, Subject};
 use crate::setup::{MILLI, SECOND};
 use crate::world::{Event, Micros, Phase, World};
 
@@ -35,6 +35,7 @@ impl World {
         self.finish();
         self.audit();
         self.quiet();
+        self.core_audit();
         if self.setup.tail {
             self.tail();
         }
@@ -48,6 +49,7 @@ impl World {
     /// The faults stop: links and store work, every replica runs, workers are honest.
     pub fn heal(&mut self) {
         self.phase = Phase::Calm;
+        self.calm_since = self.store.tick(self.now);
         self.links.heal();
         self.store.down_until = 0;
         self.store.slow_until = 0;
@@ -72,6 +74,9 @@ impl World {
         for client in 0..self.clients.len() {
             self.schedule(0, Event::Client { client: client as u8 });
         }
+        for owner in 0..self.owners.len() {
+            self.schedule(0, Event::Owner { owner: owner as u8 });
+        }
         self.operator.to_resume = self.all_queues();
         // What the operator asked for before, and what is still on its way, comes first.
         self.schedule(15 * SECOND, Event::Operator);
@@ -80,7 +85,7 @@ impl World {
     /// Clients get their answers, the operator resumes all queues.
     fn settle(&mut self) {
         let until = self.now + 90 * SECOND;
-        while self.broken.is_none() && !self.clients_settled() {
+        while self.broken.is_none() && !(self.clients_settled() && self.owners_settled()) {
             if self.now > until {
                 self.violate(Promise::NoSilentStall, "clients ask in vain though nothing is broken any more".into());
                 return;
@@ -94,7 +99,7 @@ impl World {
         let clock = self.store.tick(self.now);
         let sweep = self.setup.config.sweep_ms * MILLI;
         let backoff = MAX_BACKOFF_MS * MILLI * 14 / 10;
-        let mut longest = 0;
+        let (mut longest, mut most) = (0, 0);
         let mut jobs = 0;
         for (facts, _) in self.oracle.live_facts(clock) {
             let Some(job) = facts.job(clock) else { continue };
@@ -102,8 +107,13 @@ impl World {
             let attempt = LEASE_US + backoff + 4 * sweep + 2 * SECOND;
             let waits = facts.due.map_or(0, |due| due.saturating_sub(clock));
             longest = longest.max(waits + left * attempt);
+            most = most.max(left * attempt);
             jobs += 1;
         }
+        // A group's children run in waves as wide as its limit, the last from when it is no longer open.
+        let waves = self.oracle.group_waves(clock);
+        let groups = waves.iter().map(|(_, open, waves)| open + waves * (most + 2 * sweep)).max().unwrap_or(0);
+        longest += groups;
         let records = self.store.model.records(b"").count() as u64;
         // A lost entry is put back by the scrub, which must come round.
         let mut pages = records / limits::SCRUB_KEYS as u64 + 2;
@@ -127,10 +137,13 @@ impl World {
             }
             if self.now > bound {
                 let live = self.oracle.live(clock);
-                let some: Vec<String> = live.iter().take(5).map(|(job, what)| format!("{job}: {what}")).collect();
+                let groups = self.oracle.live_group_texts(clock);
+                let mut some: Vec<String> = live.iter().take(5).map(|(job, what)| format!("{job}: {what}")).collect();
+                some.extend(groups.iter().take(3).cloned());
                 let what = format!(
-                    "{} jobs are not done {} s after the last fault: {}",
+                    "{} jobs and {} groups are not done {} s after the last fault: {}",
                     live.len(),
+                    groups.len(),
                     (self.now - self.setup.chaos_us) / SECOND,
                     some.join("; ")
                 );
@@ -142,7 +155,7 @@ impl World {
 
     /// Reads all events of all tenants and compares them with what happened.
     fn audit(&mut self) {
-        let mut seen: BTreeMap<(JobId, Kind), u32> = BTreeMap::new();
+        let mut seen: BTreeMap<(Subject, Kind), u32> = BTreeMap::new();
         let mut last: BTreeMap<String, EventCursor> = BTreeMap::new();
         for n in 0..self.setup.tenants as u64 {
             let tenant = self.tenant(n);
@@ -151,8 +164,7 @@ impl World {
                 let request = Request::Events { tenant: tenant.clone(), after, limit: 37, wait_ms: 0 };
                 let Some((events, next)) = self.events_page(request) else { break };
                 for event in &events {
-                    let Some(job) = event.event.of.job() else { continue };
-                    *seen.entry((job, event.event.kind)).or_default() += 1;
+                    *seen.entry((Subject::of(event.event.of), event.event.kind)).or_default() += 1;
                     if event.id <= after && after != EventCursor::default() {
                         self.violate(Promise::HonestReplies, format!("event {:?} comes after {after:?}", event.id));
                     }
@@ -171,6 +183,36 @@ impl World {
     }
 
     fn events_page(&mut self, request: Request) -> Option<(Vec<leasehold_core::request::EventView>, EventCursor)> {
+        match self.auditor_asks(&request) {
+            Some(Response::Events { events, next }) => Some((events, next)),
+            _ => None,
+        }
+    }
+
+    /// The core's own check of the whole store, through one replica: where no fault took anything out of
+    /// the store there is nothing to be found.
+    fn core_audit(&mut self) {
+        let mut cursor = None;
+        for _ in 0..10_000 {
+            if self.broken.is_some() {
+                return;
+            }
+            let request = Request::Audit { cursor: cursor.take(), repair: false };
+            let Some(Response::Audited(page)) = self.auditor_asks(&request) else { return };
+            if let (Some(finding), false) = (page.findings.first(), self.oracle.damaged()) {
+                let what = format!("the audit finds {}: {}", finding.subject, finding.what);
+                return self.violate(Promise::BooksBalance, what);
+            }
+            match page.next {
+                Some(next) => cursor = Some(next),
+                None => return,
+            }
+        }
+        self.violate(Promise::NoSilentStall, "the audit does not come to its end".into());
+    }
+
+    /// Asks until it is answered well.
+    fn auditor_asks(&mut self, request: &Request) -> Option<Response> {
         for _ in 0..10 {
             let call = self.call(Caller::Auditor, 0, 0, request.clone(), 8 * SECOND);
             while self.broken.is_none() && self.ledger.get(call).is_some_and(|c| c.heard.is_none()) {
@@ -178,15 +220,13 @@ impl World {
                     return None;
                 }
             }
-            if let Some(Heard::Answer(Ok(Response::Events { events, next }))) =
-                self.ledger.get(call).and_then(|c| c.heard.clone())
-            {
-                return Some((events, next));
+            if let Some(Heard::Answer(Ok(response))) = self.ledger.get(call).and_then(|c| c.heard.clone()) {
+                return Some(response);
             }
             self.run_until(self.now + SECOND);
         }
         if self.broken.is_none() {
-            self.violate(Promise::NoSilentStall, "events cannot be read though nothing is broken any more".into());
+            self.violate(Promise::NoSilentStall, format!("nothing is broken any more, and no answer to {request:?}"));
         }
         None
     }

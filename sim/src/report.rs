@@ -23,6 +23,7 @@ pub struct Outcome {
     pub sim_us: u64,
     pub checks: u64,
     pub jobs: usize,
+    pub groups: usize,
     pub broken: Option<Violation>,
     /// The message of a panic, wherever it came from.
     pub panicked: Option<String>,
@@ -80,6 +81,7 @@ fn run_setup(plan: &Plan, setup: Setup, choices: crate::choices::Seeded, trace: 
         sim_us: world.now,
         checks: world.oracle.checks(),
         jobs: world.oracle.known().count(),
+        groups: world.oracle.groups(),
         broken: world.broken.take(),
         panicked,
         counts: world.counts,
@@ -134,8 +136,18 @@ pub fn summary(o: &Outcome, took: Duration) -> String {
     let n = &o.counts;
     let _ = writeln!(
         w,
-        "counts  {} jobs, {} calls, {} handed out, {} completed, {} steps, {} reads, {} commits, {} txns applied, {} refused, {} checks",
-        o.jobs, n.calls, n.claimed, n.completed, n.steps, n.reads, n.commits, n.txns_applied, n.txns_refused, o.checks
+        "counts  {} jobs, {} groups, {} calls, {} handed out, {} completed, {} steps, {} reads, {} commits, {} txns applied, {} refused, {} checks",
+        o.jobs,
+        o.groups,
+        n.calls,
+        n.claimed,
+        n.completed,
+        n.steps,
+        n.reads,
+        n.commits,
+        n.txns_applied,
+        n.txns_refused,
+        o.checks
     );
     let marks: Vec<String> = o.marks.iter().map(|(mark, n)| format!("{mark:?} {n}")).collect();
     let _ = writeln!(w, "marks  {}", marks.join(", "));
@@ -176,13 +188,14 @@ pub struct Soak {
     pub events: u64,
     pub sim_us: u64,
     pub jobs: u64,
+    pub groups: u64,
     pub checks: u64,
     pub marks: BTreeMap<Mark, u64>,
     pub faults: BTreeMap<&'static str, u64>,
     pub broken: Vec<Outcome>,
 }
 
-const MARKS: [Mark; 20] = [
+const MARKS: [Mark; 23] = [
     Mark::BreakerOpened,
     Mark::BreakerClosed,
     Mark::LateReply,
@@ -203,6 +216,9 @@ const MARKS: [Mark; 20] = [
     Mark::ClaimUndone,
     Mark::MailboxFull,
     Mark::KeyTakenOver,
+    Mark::GroupStopped,
+    Mark::GroupFinalized,
+    Mark::GroupRemoved,
 ];
 
 impl Soak {
@@ -211,6 +227,7 @@ impl Soak {
         self.events += o.counts.events;
         self.sim_us += o.sim_us;
         self.jobs += o.jobs as u64;
+        self.groups += o.groups as u64;
         self.checks += o.checks;
         for (mark, n) in &o.marks {
             *self.marks.entry(*mark).or_default() += n;
@@ -237,10 +254,11 @@ impl Soak {
         let mut out = String::new();
         let _ = writeln!(
             out,
-            "{} seeds, {} broken; {} jobs, {} events, {} checks; {:.1} s, {:.0} events/s, {:.0} simulated s/s ({:.1} h simulated)",
+            "{} seeds, {} broken; {} jobs, {} groups, {} events, {} checks; {:.1} s, {:.0} events/s, {:.0} simulated s/s ({:.1} h simulated)",
             self.seeds,
             self.broken.len(),
             self.jobs,
+            self.groups,
             self.events,
             self.checks,
             secs,

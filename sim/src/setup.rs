@@ -116,6 +116,9 @@ pub struct Setup {
     pub chaos_us: u64,
     pub jobs: usize,
     pub clients: usize,
+    /// Clients that create groups, and groups that each creates.
+    pub owners: usize,
+    pub groups: usize,
     pub workers: usize,
     pub tenants: usize,
     pub queues: usize,
@@ -144,6 +147,8 @@ impl Setup {
             chaos_us: 0,
             jobs: 0,
             clients: 0,
+            owners: 0,
+            groups: 0,
             workers: 0,
             tenants: 1,
             queues: 1,
@@ -188,6 +193,9 @@ impl Setup {
             s.drift_ppm = *c.pick(swarm, &[0, 100, 10_000]);
         }
         s.manners = draw_manners(c);
+        let groups = Topic::Swarm.of(3);
+        s.owners = *c.pick(groups, &[0, 1, 1, 2, 2]);
+        s.groups = *c.pick(groups, &[1, 2, 3, 5]);
         s
     }
 }

@@ -18,8 +18,9 @@ use crate::clients::{Client, Operator};
 use crate::fold::Digest;
 use crate::links::Links;
 use crate::oracle::{Oracle, Promise, Violation};
+use crate::owners::Owner;
 use crate::replicas::Host;
-use crate::setup::{SECOND, Setup};
+use crate::setup::{MILLI, SECOND, Setup};
 use crate::store::StoreHost;
 use crate::workers::Worker;
 
@@ -82,6 +83,9 @@ pub enum Event {
     },
     Client {
         client: u8,
+    },
+    Owner {
+        owner: u8,
     },
     Worker {
         worker: u8,
@@ -165,9 +169,12 @@ pub struct World {
     pub links: Links,
     pub ledger: Ledger,
     pub clients: Vec<Client>,
+    pub owners: Vec<Owner>,
     pub workers: Vec<Worker>,
     pub operator: Operator,
     pub oracle: Oracle,
+    /// The store's clock when the faults stopped.
+    pub calm_since: u64,
     pub digest: Digest,
     pub counts: Counts,
     pub marks: BTreeMap<Mark, u64>,
@@ -189,6 +196,8 @@ impl World {
             links: Links::new(setup.replicas),
             ledger: Ledger::default(),
             clients: Vec::new(),
+            owners: Vec::new(),
+            calm_since: 0,
             workers: Vec::new(),
             operator: Operator::default(),
             oracle,
@@ -209,6 +218,7 @@ impl World {
         }
         if world.setup.random {
             world.start_load();
+            world.start_owners();
             world.schedule(SECOND, Event::Look);
             if world.setup.chaos_every_us > 0 {
                 world.schedule(world.setup.chaos_every_us, Event::Chaos);
@@ -277,6 +287,7 @@ impl World {
             Event::Boot { replica, epoch } => self.boot(usize::from(replica), epoch),
             Event::Resume { replica, epoch } => self.resume(usize::from(replica), epoch),
             Event::Client { client } => self.client_wakes(usize::from(client)),
+            Event::Owner { owner } => self.owner_wakes(usize::from(owner)),
             Event::Worker { worker, wake } => self.worker_wakes(usize::from(worker), wake),
             Event::Operator => self.operator_wakes(),
             Event::Chaos => self.chaos(),
@@ -314,7 +325,21 @@ impl World {
             let what = format!("call {call} was not answered in its time: {:?}", self.ledger.get(call));
             self.violate(Promise::NoSilentStall, what);
         }
+        if self.phase == Phase::Calm {
+            self.idle_groups();
+        }
         self.schedule(SECOND, Event::Look);
+    }
+
+    /// limit-held, from below: in the calm no group waits longer for its next step than a notification that
+    /// was lost, a sweep, and a look that came just too early take.
+    fn idle_groups(&mut self) {
+        let clock = self.store.tick(self.now);
+        let since = self.calm_since + 10 * SECOND;
+        let within = 2 * self.setup.config.sweep_ms * MILLI + 3 * SECOND;
+        if let Some(what) = self.oracle.idle_group(clock, since, within) {
+            self.violate(Promise::EventuallyDone, what);
+        }
     }
 
     /// A call that a running, undisturbed replica should have answered by now.
@@ -349,7 +374,7 @@ impl World {
 pub fn answer_within_ms(request: &Request) -> u64 {
     let wait = match request {
         Request::Claim(claim) => claim.wait_ms,
-        Request::Events { wait_ms, .. } => *wait_ms,
+        Request::Events { wait_ms, .. } | Request::Group { wait_ms, .. } => *wait_ms,
         Request::Batch(items) => items.iter().map(answer_within_ms).max().unwrap_or(0),
         _ => 0,
     };

@@ -2,7 +2,7 @@
 
 use leasehold_core::job::record::{Job, Owner, Status};
 use leasehold_core::store::model::Model;
-use leasehold_core::store::{Clock, keys};
+use leasehold_core::store::{Clock, SCORE_MAX, keys};
 use leasehold_core::{JobId, Name};
 
 use super::facts::Facts;
@@ -17,13 +17,20 @@ impl Oracle {
     /// Whether a job's records and entries agree at that clock.
     pub(super) fn balanced(&self, job: JobId, track: &Track, clock: Clock) -> Result<(), String> {
         let f = &track.facts;
+        if !track.known && *f == Facts::default() {
+            // Only ever asked for.
+            return Ok(());
+        }
         if f.quarantined {
             return match f.stands_live() {
                 true => wrong("quarantined, and in an index of live jobs"),
                 false => Ok(()),
             };
         }
-        let Some(main) = f.job(clock) else { return gone(f, clock) };
+        let Some(main) = f.job(clock) else {
+            self.child_balance(job, f, None)?;
+            return gone(f, clock);
+        };
         let [(place, score)] = f.places.as_slice() else {
             return wrong(format!("stands in {} status indexes", f.places.len()));
         };
@@ -31,13 +38,20 @@ impl Oracle {
         if place.class != main.class || home.is_none_or(|q| q.tenant != main.tenant || q.queue != main.queue) {
             return wrong("stands in another queue's or class's index");
         }
+        self.child_balance(job, f, Some(place.status))?;
         match &main.end {
             None => self.live_balance(job, track, main, place.status, *score, clock),
             Some(end) => {
                 if place.status != end.status {
                     return wrong(format!("ended {} but stands in {}", end.status.text(), place.status.text()));
                 }
-                if Some(*score) != f.main.as_ref().and_then(|m| m.expiry) {
+                let expiry = f.main.as_ref().and_then(|m| m.expiry);
+                if job.child_of().is_some() {
+                    let kept = [f.payload.as_ref().and_then(|p| p.expiry), f.result.as_ref().and_then(|r| r.expiry)];
+                    if expiry.or(kept[0]).or(kept[1]).is_some() || *score != SCORE_MAX {
+                        return wrong("a child's records end before its group's");
+                    }
+                } else if Some(*score) != expiry {
                     return wrong("its place is not scored by its record's expiry");
                 }
                 if f.lease.is_some() || f.leases.or(f.due).or(f.ttl).is_some() {
@@ -129,11 +143,13 @@ impl Oracle {
     /// Checks one job after a transaction touched it.
     pub(super) fn check_balance(&mut self, job: JobId, clock: Clock) -> Result<(), Violation> {
         let Some(track) = self.jobs.get(&job) else { return Ok(()) };
+        let orphan = job.child_of().and_then(|(g, _)| self.groups.get(&g)).is_some_and(|g| g.lost);
         match self.balanced(job, track, clock) {
             Ok(()) => {
                 // What was decided before its bytes changed can still be applied to a quarantined one.
                 if track.excused
                     && !track.facts.quarantined
+                    && !orphan
                     && let Some(track) = self.jobs.get_mut(&job)
                 {
                     track.excused = false;
@@ -152,9 +168,10 @@ impl Oracle {
     pub fn full(&mut self, model: &Model) -> Result<(), Violation> {
         let clock = model.clock();
         let mut fresh = self.read_all(model);
+        self.full_groups(&mut fresh.groups, clock)?;
         let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
         for job in &jobs {
-            let found = fresh.remove(job).unwrap_or_default();
+            let found = fresh.jobs.remove(job).unwrap_or_default();
             let Some(track) = self.jobs.get_mut(job) else { continue };
             if track.facts != found {
                 // The store's own collection of what has expired is no change.
@@ -171,7 +188,7 @@ impl Oracle {
             }
             self.check_balance(*job, clock)?;
         }
-        if let Some((job, facts)) = fresh.pop_first() {
+        if let Some((job, facts)) = fresh.jobs.pop_first() {
             return broken(Promise::BooksBalance, format!("unknown job {job}: {}", facts.describe(clock)));
         }
         if !self.damaged {

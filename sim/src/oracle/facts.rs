@@ -4,12 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leasehold_core::codec;
-use leasehold_core::job::record::{Class, History, Job, KeyRecord, Lease, ProgressRecord, QueueRecord, Status};
+use leasehold_core::group::record::Group;
+use leasehold_core::ids::GroupId;
+use leasehold_core::job::record::{
+    ChildOutcome, Class, History, Job, KeyRecord, Lease, ProgressRecord, QueueRecord, Status,
+};
 use leasehold_core::store::engine::{Change, Effects, Stored};
 use leasehold_core::store::model::Model;
 use leasehold_core::store::{Clock, Score, Version, keys};
 use leasehold_core::{JobId, Name, Token};
 
+use super::groups::{Book, GroupFacts};
 use super::keys::KeyFact;
 use super::{Moment, Oracle};
 
@@ -53,6 +58,8 @@ pub struct Facts {
     pub due: Option<Score>,
     pub ttl: Option<Score>,
     pub quarantined: bool,
+    /// A child's places in its group's books.
+    pub books: Vec<(Book, Score)>,
 }
 
 impl Facts {
@@ -120,7 +127,8 @@ impl Facts {
             .filter_map(|(n, s)| Some(format!(" {n}@{:+}ms", rel(s?))))
             .collect::<String>();
         let lease = self.lease.as_ref().map(|l| format!(" lease {}", super::short(l.version))).unwrap_or_default();
-        format!("{main}; in [{}]{rest}{lease}", places.join(" "))
+        let books: String = self.books.iter().map(|(book, _)| format!(" {book:?}")).collect();
+        format!("{main}; in [{}]{rest}{lease}{books}", places.join(" "))
     }
 
     fn moment(&self, change: u64, clock: Clock) -> Moment {
@@ -147,7 +155,25 @@ pub(crate) enum Index {
     Due,
     Ttl,
     Quarantine,
+    /// Of the children of a group.
+    Book(GroupId, Book),
+    GroupsDue,
+    GroupsOpen,
+    GroupsEnded,
     Other,
+}
+
+/// Group and book of an index of children.
+fn book(name: &Name) -> Option<Index> {
+    let (kind, rest) = name.as_str()?.split_once('/')?;
+    let (group, outcome) = rest.split_once('/').map_or((rest, None), |(group, outcome)| (group, Some(outcome)));
+    let book = match (kind, outcome) {
+        ("held", None) => Book::Held,
+        ("released", None) => Book::Released,
+        ("done", Some(text)) => Book::Done(ChildOutcome::ALL.into_iter().find(|o| o.text() == text)?),
+        _ => return None,
+    };
+    Some(Index::Book(group.parse().ok()?, book))
 }
 
 /// Names of indexes, read once.
@@ -190,8 +216,14 @@ impl Indexes {
             Index::Ttl
         } else if *name == keys::QUARANTINE {
             Index::Quarantine
+        } else if *name == keys::GROUPS_DUE {
+            Index::GroupsDue
+        } else if *name == keys::GROUPS_OPEN {
+            Index::GroupsOpen
+        } else if *name == keys::GROUPS_ENDED {
+            Index::GroupsEnded
         } else {
-            Index::Other
+            book(name).unwrap_or(Index::Other)
         };
         self.known.insert(name.clone(), index);
         index
@@ -202,11 +234,47 @@ impl Indexes {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Touched {
     pub jobs: BTreeMap<JobId, Facts>,
+    pub groups: BTreeMap<GroupId, GroupFacts>,
     pub keys: BTreeMap<Name, Option<Rec<KeyRecord>>>,
+}
+
+/// Everything about jobs and groups, as the store has it.
+#[derive(Debug, Default)]
+pub(crate) struct All {
+    pub jobs: BTreeMap<JobId, Facts>,
+    pub groups: BTreeMap<GroupId, GroupFacts>,
 }
 
 fn read<T>(stored: Option<&Stored>, decode: impl Fn(&[u8]) -> Option<T>) -> Option<Rec<T>> {
     stored.map(|s| Rec { version: s.version, at: s.at, expiry: s.expiry, value: decode(&s.bytes) })
+}
+
+/// The group that a record belongs to, and whether it is the mark.
+fn of_group(key: &Name) -> Option<(GroupId, bool)> {
+    let (prefix, rest) = key.as_str()?.split_once('/')?;
+    match prefix {
+        "group" => Some((rest.parse().ok()?, false)),
+        "mark" => Some((rest.parse().ok()?, true)),
+        _ => None,
+    }
+}
+
+impl GroupFacts {
+    fn record(&mut self, is_mark: bool, stored: Option<&Stored>) {
+        match is_mark {
+            true => self.mark = stored.map(|s| s.version),
+            false => self.main = read(stored, |b| codec::decode::<Group>(b).ok().map(Arc::new)),
+        }
+    }
+
+    fn enter(&mut self, index: Index, score: Option<Score>) {
+        match index {
+            Index::GroupsDue => self.due = score,
+            Index::GroupsOpen => self.open = score,
+            Index::GroupsEnded => self.ended = score,
+            _ => {}
+        }
+    }
 }
 
 /// Job and prefix of a companion record's key.
@@ -246,7 +314,14 @@ impl Facts {
             Index::Due => self.due = score,
             Index::Ttl => self.ttl = score,
             Index::Quarantine => self.quarantined = score.is_some(),
-            Index::Other => {}
+            Index::Book(_, book) => {
+                self.books.retain(|(b, _)| *b != book);
+                if let Some(score) = score {
+                    self.books.push((book, score));
+                    self.books.sort_unstable();
+                }
+            }
+            Index::GroupsDue | Index::GroupsOpen | Index::GroupsEnded | Index::Other => {}
         }
     }
 }
@@ -261,24 +336,53 @@ impl Oracle {
                 Change::Member { index, member, old, new } => {
                     let at = self.indexes.of(index);
                     self.count(at, *old, *new);
-                    if at == Index::Other {
-                        continue;
+                    match at {
+                        Index::Other => {}
+                        Index::GroupsDue | Index::GroupsOpen | Index::GroupsEnded => {
+                            let Some(group) = keys::group_of(member) else { continue };
+                            self.touch_group(group, &mut touched).enter(at, *new);
+                        }
+                        _ => {
+                            let Some(job) = keys::job_of(member) else { continue };
+                            self.touch(job, &mut touched).enter(at, *new);
+                        }
                     }
-                    let Some(job) = keys::job_of(member) else { continue };
-                    let track = self.jobs.entry(job).or_default();
-                    touched.jobs.entry(job).or_insert_with(|| track.facts.clone());
-                    track.facts.enter(at, *new);
                 }
             }
         }
+        self.tally_touched(&mut touched);
         touched
+    }
+
+    fn touch(&mut self, job: JobId, touched: &mut Touched) -> &mut Facts {
+        let track = self.jobs.entry(job).or_default();
+        touched.jobs.entry(job).or_insert_with(|| track.facts.clone());
+        &mut track.facts
+    }
+
+    fn touch_group(&mut self, group: GroupId, touched: &mut Touched) -> &mut GroupFacts {
+        let track = self.groups.entry(group).or_default();
+        touched.groups.entry(group).or_insert_with(|| track.facts.clone());
+        &mut track.facts
+    }
+
+    /// Moves what was touched in its group's counts; a group whose child was touched is touched as well.
+    fn tally_touched(&mut self, touched: &mut Touched) {
+        for (job, before) in &touched.jobs {
+            let Some((group, _)) = job.child_of() else { continue };
+            let Some(after) = self.jobs.get(job).map(|t| &t.facts) else { continue };
+            let track = self.groups.entry(group).or_default();
+            touched.groups.entry(group).or_insert_with(|| track.facts.clone());
+            track.tally.take(before);
+            track.tally.give(after);
+        }
     }
 
     fn follow_record(&mut self, key: &Name, new: Option<&Stored>, touched: &mut Touched) {
         if let Some((prefix, job)) = companion(key) {
-            let track = self.jobs.entry(job).or_default();
-            touched.jobs.entry(job).or_insert_with(|| track.facts.clone());
-            track.facts.record(prefix, new);
+            self.touch(job, touched).record(prefix, new);
+        } else if let Some((group, is_mark)) = of_group(key) {
+            self.touch_group(group, touched).record(is_mark, new);
         } else if key.starts_with(b"key/") {
             let fact = self.keys.entry(key.clone()).or_default();
             touched.keys.entry(key.clone()).or_insert_with(|| fact.record.clone());
@@ -324,8 +428,12 @@ impl Oracle {
     pub(super) fn lose_record(&mut self, key: &Name, left: Option<&Stored>) {
         let mut touched = Touched::default();
         self.follow_record(key, left, &mut touched);
+        self.tally_touched(&mut touched);
         for job in touched.jobs.keys() {
             self.excuse(*job);
+        }
+        for group in touched.groups.keys() {
+            self.excuse_group(*group);
         }
         if let Some(fact) = self.keys.get_mut(key) {
             fact.damaged = true;
@@ -338,15 +446,25 @@ impl Oracle {
     pub(super) fn lose_entry(&mut self, index: &Name, member: &Name) {
         let at = self.indexes.of(index);
         self.count(at, Some(0), None);
+        let mut touched = Touched::default();
+        if let Some(group) = keys::group_of(member) {
+            self.touch_group(group, &mut touched).enter(at, None);
+            self.excuse_group(group);
+        }
         let Some(job) = keys::job_of(member).filter(|_| at != Index::Other) else { return };
-        self.jobs.entry(job).or_default().facts.enter(at, None);
+        self.touch(job, &mut touched).enter(at, None);
+        self.tally_touched(&mut touched);
         self.excuse(job);
+        if let Some((group, _)) = job.child_of() {
+            self.excuse_group(group);
+        }
     }
 
     fn excuse(&mut self, job: JobId) {
         if let Some(track) = self.jobs.get_mut(&job) {
             track.excused = true;
             track.disturbed = true;
+            track.damaged = true;
         }
         self.note(job);
     }
@@ -354,9 +472,9 @@ impl Oracle {
     /// Reads everything anew from the store.
     pub(super) fn rebuild(&mut self, model: &Model) {
         let mut fresh = self.read_all(model);
-        let jobs: BTreeSet<JobId> = self.jobs.keys().chain(fresh.keys()).copied().collect();
+        let jobs: BTreeSet<JobId> = self.jobs.keys().chain(fresh.jobs.keys()).copied().collect();
         for job in jobs {
-            let facts = fresh.remove(&job).unwrap_or_default();
+            let facts = fresh.jobs.remove(&job).unwrap_or_default();
             let track = self.jobs.entry(job).or_default();
             if track.facts != facts {
                 track.facts = facts;
@@ -370,6 +488,7 @@ impl Oracle {
                 self.note(job);
             }
         }
+        self.rebuild_groups(fresh.groups, model.clock());
         for (key, fact) in &mut self.keys {
             let record = model.records(key).find(|(k, _)| *k == key).map(|(_, s)| s);
             *fact = KeyFact { record: read(record, |b| codec::decode(b).ok()), ..KeyFact::default() };
@@ -392,12 +511,14 @@ impl Oracle {
         }
     }
 
-    /// Every job's facts as the store has them.
-    pub(super) fn read_all(&mut self, model: &Model) -> BTreeMap<JobId, Facts> {
-        let mut all: BTreeMap<JobId, Facts> = BTreeMap::new();
+    /// Every job's and group's facts as the store has them.
+    pub(super) fn read_all(&mut self, model: &Model) -> All {
+        let mut all = All::default();
         for (key, stored) in model.records(b"") {
             if let Some((prefix, job)) = companion(key) {
-                all.entry(job).or_default().record(prefix, Some(stored));
+                all.jobs.entry(job).or_default().record(prefix, Some(stored));
+            } else if let Some((group, is_mark)) = of_group(key) {
+                all.groups.entry(group).or_default().record(is_mark, Some(stored));
             }
         }
         for (name, index) in model.books().iter() {
@@ -407,7 +528,9 @@ impl Oracle {
             }
             for (member, score) in index.iter() {
                 if let Some(job) = keys::job_of(member) {
-                    all.entry(job).or_default().enter(at, Some(score));
+                    all.jobs.entry(job).or_default().enter(at, Some(score));
+                } else if let Some(group) = keys::group_of(member) {
+                    all.groups.entry(group).or_default().enter(at, Some(score));
                 }
             }
         }

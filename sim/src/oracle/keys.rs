@@ -1,8 +1,10 @@
 //! one-key-one-job: what each idempotency key is bound to; and whether each queue is paused.
 
-use leasehold_core::job::record::KeyRecord;
+use leasehold_core::Name;
+use leasehold_core::group::record::GroupStatus;
+use leasehold_core::ids::GroupId;
+use leasehold_core::job::record::{KeyRecord, Owner, Status};
 use leasehold_core::store::Clock;
-use leasehold_core::{JobId, Name};
 
 use super::facts::Rec;
 use super::{Oracle, Promise, Violation, broken};
@@ -10,20 +12,20 @@ use super::{Oracle, Promise, Violation, broken};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeyFact {
     pub record: Option<Rec<KeyRecord>>,
-    /// From which change on it named which job.
-    pub moments: Vec<(u64, Option<JobId>)>,
+    /// From which change on it named whom.
+    pub moments: Vec<(u64, Option<Owner>)>,
     /// A fault took it or its past.
     pub damaged: bool,
 }
 
 impl KeyFact {
     pub fn note(&mut self, change: u64) {
-        let named = self.record.as_ref().and_then(|r| r.value.as_ref()?.owner.job());
+        let named = self.record.as_ref().and_then(|r| Some(r.value.as_ref()?.owner));
         self.moments.push((change, named));
     }
 
-    /// The jobs that it named at some time since that change.
-    pub fn named_since(&self, change: u64) -> impl Iterator<Item = JobId> {
+    /// Whom it named at some time since that change.
+    pub fn named_since(&self, change: u64) -> impl Iterator<Item = Owner> {
         let first = self.moments.iter().rposition(|m| m.0 <= change).unwrap_or(0);
         self.moments[first..].iter().filter_map(|m| m.1)
     }
@@ -68,28 +70,34 @@ impl Oracle {
         if new.is_some_and(|n| n.owner == old.owner) {
             return Ok(());
         }
-        let Some(job) = old.owner.job() else { return Ok(()) };
-        let Some(track) = self.jobs.get(&job) else { return Ok(()) };
-        if track.excused || fact.damaged {
+        if fact.damaged {
             return Ok(());
         }
         // Facts are already those after the transaction.
-        let Some(main) = track.facts.job(clock) else { return Ok(()) };
-        let freed = match &main.end {
-            None => false,
-            Some(end) => {
-                let by_end = end.status != leasehold_core::job::record::Status::Succeeded;
-                by_end || track.facts.status().is_none()
+        let (freed, who) = match old.owner {
+            Owner::Job(job) => {
+                let Some(track) = self.jobs.get(&job).filter(|t| !t.excused) else { return Ok(()) };
+                let Some(main) = track.facts.job(clock) else { return Ok(()) };
+                // An operator's retry gives the key up before; so a live job's key is never moved or freed.
+                let by_end = main.end.as_ref().map(|e| e.status != Status::Succeeded);
+                let freed = by_end.is_some_and(|by_end| by_end || track.facts.status().is_none());
+                (freed, format!("job {job} ({})", track.facts.describe(clock)))
             }
+            Owner::Group(group) => (self.group_freed(group, clock), format!("group {group}")),
         };
-        // An operator's retry gives the key up before; so a live job's key is never moved or freed.
         if freed {
             return Ok(());
         }
-        broken(
-            Promise::OneKeyOneJob,
-            format!("{name} was bound to {} ({}) and now names {new:?}", job, track.facts.describe(clock)),
-        )
+        broken(Promise::OneKeyOneJob, format!("{name} was bound to {who} and now names {new:?}"))
+    }
+
+    /// Whether a group may have given its key up.
+    fn group_freed(&self, group: GroupId, clock: Clock) -> bool {
+        let Some(track) = self.groups.get(&group).filter(|t| !t.excused) else { return true };
+        match track.facts.group(clock) {
+            None => true,
+            Some(main) => main.end.is_some_and(|(status, _)| status != GroupStatus::Succeeded),
+        }
     }
 
     pub(super) fn key_of(&self, tenant: &str, key: &str) -> Option<&KeyFact> {

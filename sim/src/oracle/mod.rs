@@ -8,6 +8,8 @@
 
 mod balance;
 mod facts;
+mod group_replies;
+mod groups;
 mod keys;
 mod moves;
 mod replies;
@@ -18,7 +20,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use leasehold_core::event::Kind;
-use leasehold_core::job::record::{AttemptEnd, Status};
+use leasehold_core::ids::GroupId;
+use leasehold_core::job::record::{AttemptEnd, Owner, Status};
 use leasehold_core::request::Submit;
 use leasehold_core::store::model::Model;
 use leasehold_core::store::{Answer, Clock, Score, Txn, Version};
@@ -29,6 +32,7 @@ use crate::setup::{Regime, Setup};
 
 pub use facts::Facts;
 use facts::Indexes;
+pub(crate) use groups::GroupTrack;
 use keys::{KeyFact, QueueFact};
 
 macro_rules! promises {
@@ -53,7 +57,9 @@ promises! {
     ForwardOnly "forward-only",
     BoundedAttempts "bounded-attempts",
     NoGhosts "no-ghosts",
+    LimitHeld "limit-held",
     SlotNotResurrected "slot-not-resurrected",
+    FinalizedOnce "finalized-once",
     Priority "priority",
     NoEarlyRun "no-early-run",
     NoSilentStall "no-silent-stall",
@@ -78,6 +84,22 @@ pub struct Violation {
 
 pub(crate) fn broken<T>(promise: Promise, what: String) -> Result<T, Violation> {
     Err(Violation { promise, what })
+}
+
+/// Whom an event concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    Job(JobId),
+    Group(GroupId),
+}
+
+impl Subject {
+    pub fn of(owner: Owner) -> Subject {
+        match owner {
+            Owner::Job(id) => Subject::Job(id),
+            Owner::Group(id) => Subject::Group(id),
+        }
+    }
 }
 
 /// What a fault did to the store.
@@ -150,6 +172,8 @@ pub(crate) struct Track {
     pub excused: bool,
     /// A fault once took something of it or undid something: answers about it may be out of date.
     pub disturbed: bool,
+    /// A fault once took something of it.
+    pub damaged: bool,
     /// What its transitions should have appended.
     pub events: BTreeMap<Kind, u32>,
     /// There was such a job, whatever became of it.
@@ -165,6 +189,7 @@ const RING: usize = 64;
 pub struct Oracle {
     regime: Regime,
     pub(crate) jobs: BTreeMap<JobId, Track>,
+    pub(crate) groups: BTreeMap<GroupId, GroupTrack>,
     indexes: Indexes,
     keys: BTreeMap<Name, KeyFact>,
     queues: BTreeMap<Name, QueueFact>,
@@ -187,6 +212,7 @@ impl Oracle {
         Oracle {
             regime: setup.regime,
             jobs: BTreeMap::new(),
+            groups: BTreeMap::new(),
             indexes: Indexes::default(),
             keys: BTreeMap::new(),
             queues: BTreeMap::new(),
@@ -236,6 +262,12 @@ impl Oracle {
                     self.purges.push(item);
                     continue;
                 }
+                Request::ExtendGroup { group, .. }
+                | Request::SealGroup { group, .. }
+                | Request::CancelGroup { group, .. } => {
+                    self.groups.entry(*group).or_default().askers.push(item);
+                    continue;
+                }
                 _ => continue,
             };
             self.jobs.entry(job).or_default().askers.push(item);
@@ -258,8 +290,14 @@ impl Oracle {
             self.judge_key(name, before.as_ref(), clock)?;
         }
         let mut transitions = 0;
+        for (group, before) in &touched.groups {
+            transitions += self.judge_group(*group, before, &touched, clock, ledger)?;
+        }
         for (job, before) in &touched.jobs {
             transitions += self.judge(*job, before, clock, ledger)?;
+        }
+        for group in touched.groups.keys() {
+            self.settle_group(*group, clock)?;
         }
         let appended: usize = effects.appends.values().map(Vec::len).sum();
         if transitions > 0 && appended == 0 {
@@ -357,7 +395,8 @@ impl Oracle {
     }
 
     pub fn live_count(&self, clock: Clock) -> usize {
-        self.jobs.values().filter(|t| t.facts.is_live(clock) || t.facts.stands_live()).count()
+        let jobs = self.jobs.values().filter(|t| t.facts.is_live(clock) || t.facts.stands_live());
+        jobs.count() + self.live_groups(clock).count()
     }
 
     /// Every (job, facts) for whoever computes a bound.
@@ -391,17 +430,18 @@ impl Oracle {
     }
 
     /// Whether the events that were read are those of the transitions that happened.
-    pub fn audit(&self, seen: &BTreeMap<(JobId, Kind), u32>) -> Result<(), Violation> {
+    pub fn audit(&self, seen: &BTreeMap<(Subject, Kind), u32>) -> Result<(), Violation> {
         if self.rewound {
             return Ok(());
         }
+        self.audit_groups(seen)?;
         for (job, track) in &self.jobs {
             if track.disturbed {
                 continue;
             }
             for kind in Kind::ALL {
                 let expected = track.events.get(&kind).copied().unwrap_or(0);
-                let found = seen.get(&(*job, kind)).copied().unwrap_or(0);
+                let found = seen.get(&(Subject::Job(*job), kind)).copied().unwrap_or(0);
                 if expected != found {
                     let what = format!("job {job}: {expected} transitions, {found} events of kind {}", kind.text());
                     return broken(Promise::HonestReplies, what);

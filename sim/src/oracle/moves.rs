@@ -66,6 +66,11 @@ impl Oracle {
             (None, Some(Queued | Scheduled)) if before.main.is_none() => {
                 self.judge_submit(job, track, clock, ledger)?;
             }
+            (None, Some(Held)) if before.main.is_none() => {
+                self.judge_child(job, track, clock)?;
+                return Ok(0);
+            }
+            (Some(Held), Some(Queued)) => return self.judge_release(job, before, &after, clock).map(|()| 0),
             (Some(Running), Some(to)) if to != Running => self.judge_end(job, track, before, clock, ledger)?,
             (Some(a), Some(b)) if a == b => {
                 self.judge_same(job, track, before, clock, ledger)?;
@@ -75,7 +80,8 @@ impl Oracle {
                 return self.judge_promotion(job, before, &after, from, clock).map(|()| 0);
             }
             (Some(from @ (Scheduled | Queued | Retrying | Held)), Some(Cancelled)) => {
-                self.cause(job, track, ledger, "cancel or purge", |request| match request {
+                let stopped = self.group_stopped(job, clock);
+                self.cause(job, track, ledger, "cancel or purge", stopped, |request| match request {
                     Request::Cancel { .. } => true,
                     // It may have moved on since the purge saw it.
                     Request::Purge { status, .. } => status.is_terminal() == from.is_terminal(),
@@ -91,7 +97,12 @@ impl Oracle {
                 self.judge_ended(job, track, before, Expired, None)?;
                 event(track, Kind::Expired);
             }
-            (Some(Dead | Cancelled | Expired), Some(Queued)) => self.judge_retry(job, track, before, clock, ledger)?,
+            (Some(Dead | Cancelled | Expired), Some(to @ (Queued | Held)))
+                if (to == Held) == job.child_of().is_some() =>
+            {
+                self.judge_taken_back(job, clock)?;
+                self.judge_retry(job, track, before, clock, ledger)?;
+            }
             (Some(from), None) if from.is_terminal() => {
                 return self.judge_gone(job, track, before, from, clock, ledger);
             }
@@ -139,7 +150,7 @@ impl Oracle {
             Some(Request::Submit(submit)) => Arc::new((**submit).clone()),
             other => return broken(Promise::HonestReplies, format!("job {job} was created by {other:?}")),
         };
-        self.applied(item, ledger, job, "submit", track.disturbed)?;
+        self.applied(item, ledger, &job, "submit", track.disturbed)?;
         if !self.rewound && !track.disturbed && ledger.item(item).is_some_and(|i| i.effects > 1) {
             return broken(Promise::HonestReplies, format!("one submit created a second job, {job}"));
         }
@@ -150,17 +161,19 @@ impl Oracle {
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments)]
-    fn as_asked(
-        &self,
-        job: JobId,
-        track: &Track,
-        main: &Job,
-        asked: &Submit,
-        clock: Clock,
-        ledger: &Ledger,
-        item: ItemRef,
-    ) -> Result<(), Violation> {
+    fn judge_child(&mut self, job: JobId, track: &mut Track, clock: Clock) -> Result<(), Violation> {
+        let Some(main) = track.facts.job(clock).cloned() else {
+            return broken(Promise::BooksBalance, format!("child {job} was entered without a record"));
+        };
+        let asked = self.judge_birth(job, track, clock)?;
+        track.known = true;
+        track.born = clock;
+        self.is_as_asked(job, track, &main, &asked)?;
+        track.submit = Some(asked);
+        Ok(())
+    }
+
+    fn is_as_asked(&self, job: JobId, track: &Track, main: &Job, asked: &Submit) -> Result<(), Violation> {
         let same = main.tenant == asked.tenant
             && main.queue == asked.queue
             && main.class == asked.class
@@ -184,6 +197,21 @@ impl Oracle {
                 format!("job {job} is not what was asked for: {asked:?} -> {main:?}"),
             );
         }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn as_asked(
+        &self,
+        job: JobId,
+        track: &Track,
+        main: &Job,
+        asked: &Submit,
+        clock: Clock,
+        ledger: &Ledger,
+        item: ItemRef,
+    ) -> Result<(), Violation> {
+        self.is_as_asked(job, track, main, asked)?;
         let place = track.facts.places.first().map_or(0, |p| p.1);
         let arrived = ledger.get(item.call).and_then(|c| c.arrived).map_or(0, |a| a.0.clock);
         let earliest = match asked.start {
@@ -281,7 +309,7 @@ impl Oracle {
             Some(Request::Claim(claim)) if claim.tenant == lease.tenant && claim.queues.contains(&lease.queue) => {}
             other => return broken(Promise::HonestReplies, format!("job {job} was leased to {other:?}")),
         }
-        self.applied(item, ledger, job, "claim", self.rewound)?;
+        self.applied(item, ledger, &job, "claim", self.rewound)?;
         if let Some(found) = ledger.item_mut(item) {
             found.granted.push(job);
         }
@@ -424,12 +452,13 @@ impl Oracle {
                 // A result names the call that brought it.
                 let result = track.facts.result.as_ref().filter(|r| r.at == clock).and_then(|r| r.value.clone());
                 match result.as_deref().and_then(result_mark) {
-                    Some(item) => self.applied(item, ledger, job, "complete", disturbed),
+                    Some(item) => self.applied(item, ledger, &job, "complete", disturbed),
                     None => self.cause(
                         job,
                         track,
                         ledger,
                         "complete",
+                        false,
                         |r| matches!(r, Request::Complete(c) if c.held.token == Some(token)),
                     ),
                 }
@@ -439,7 +468,7 @@ impl Oracle {
                 let Some(item) = item else {
                     return broken(Promise::HonestReplies, format!("job {job} failed by nobody's word: {attempt:?}"));
                 };
-                self.applied(item, ledger, job, "fail", disturbed)?;
+                self.applied(item, ledger, &job, "fail", disturbed)?;
                 self.judge_backoff(job, track, before, attempt, to, clock, ledger, item)
             }
             (AttemptEnd::Released, Queued | Dead) => {
@@ -451,11 +480,13 @@ impl Oracle {
                     track,
                     ledger,
                     "release",
+                    false,
                     |r| matches!(r, Request::Release(held) if held.token == Some(token)),
                 )
             }
             (AttemptEnd::Cancelled, Cancelled) => {
-                self.cause(job, track, ledger, "cancel", |r| matches!(r, Request::Cancel { .. }))
+                let stopped = self.group_stopped(job, clock);
+                self.cause(job, track, ledger, "cancel", stopped, |r| matches!(r, Request::Cancel { .. }))
             }
             (AttemptEnd::LeaseExpired, Queued | Dead) => {
                 if to == Queued && track.facts.places.first().map(|p| p.1) != before.places.first().map(|p| p.1) {
@@ -662,7 +693,7 @@ impl Oracle {
         clock: Clock,
         ledger: &mut Ledger,
     ) -> Result<(), Violation> {
-        self.cause(job, track, ledger, "retry", |r| matches!(r, Request::Retry { .. }))?;
+        self.cause(job, track, ledger, "retry", false, |r| matches!(r, Request::Retry { .. }))?;
         let (old, new) = (before.job(clock), track.facts.job(clock));
         let fresh = new.is_some_and(|n| {
             (n.attempts, n.deliveries, n.lives) == (0, 0, old.map_or(0, |o| o.lives) + 1)
@@ -691,12 +722,15 @@ impl Oracle {
         if score <= clock && expired {
             return Ok(0);
         }
+        if self.group_gone(job, clock) && track.facts.main.is_none() {
+            return Ok(0);
+        }
         let deleted = track.facts.main.as_ref().and_then(|m| m.value.as_ref()).is_some_and(|j| j.deleted);
         if !deleted {
             let what = format!("job {job} left {from:?} before its retention ended");
             return broken(Promise::AckedNeverLost, what);
         }
-        self.cause(job, track, ledger, "delete or purge", |request| match request {
+        self.cause(job, track, ledger, "delete or purge", false, |request| match request {
             Request::Delete { .. } => true,
             // It may have moved on since the purge saw it.
             Request::Purge { status, .. } => status.is_terminal() == from.is_terminal(),
@@ -772,6 +806,7 @@ impl Oracle {
             track,
             ledger,
             "heartbeat",
+            false,
             |r| matches!(r, Request::Heartbeat(b) if b.held.token == Some(token)),
         )
     }
@@ -779,17 +814,17 @@ impl Oracle {
     // --- causes -------------------------------------------------------------------------------
 
     /// A request that is named by what it wrote: it must still be allowed to have effects.
-    fn applied(
+    pub(super) fn applied(
         &self,
         item: ItemRef,
         ledger: &mut Ledger,
-        job: JobId,
+        subject: &dyn std::fmt::Display,
         what: &str,
         disturbed: bool,
     ) -> Result<(), Violation> {
         if !ledger.may_apply(item) && !disturbed {
             let fate = ledger.item(item).map(|i| i.fate);
-            let what = format!("{what} of call {} was applied to job {job} after it was answered {fate:?}", item.call);
+            let what = format!("{what} of call {} was applied to {subject} after it was answered {fate:?}", item.call);
             return broken(Promise::HonestReplies, what);
         }
         if let Some(found) = ledger.item_mut(item) {
@@ -798,13 +833,15 @@ impl Oracle {
         Ok(())
     }
 
-    /// Some request that fits must be under way, or have ended unknown.
+    /// Some request that fits must be under way, or have ended unknown; `otherwise`: it may also have had
+    /// another cause.
     fn cause(
         &self,
         job: JobId,
         track: &Track,
         ledger: &mut Ledger,
         what: &str,
+        otherwise: bool,
         fits: impl Fn(&Request) -> bool,
     ) -> Result<(), Violation> {
         let home = track.facts.main.as_ref().and_then(|m| m.value.clone());
@@ -820,9 +857,9 @@ impl Oracle {
             .filter(|item| ledger.may_apply(*item) && ledger.request(*item).is_some_and(&fits))
             .collect();
         match fitting.as_slice() {
-            [] if track.disturbed => Ok(()),
+            [] if track.disturbed || otherwise => Ok(()),
             [] => broken(Promise::HonestReplies, format!("job {job}: {what} without any request that may still apply")),
-            [one] => {
+            [one] if !otherwise => {
                 if let Some(item) = ledger.item_mut(*one) {
                     item.effects += 1;
                 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use leasehold_core::job::record::{AttemptEnd, Status};
+use leasehold_core::ids::GroupId;
+use leasehold_core::job::record::{AttemptEnd, Owner, Status};
 use leasehold_core::request::{Beat, Claim, JobView, Leased, Submit, Why};
 use leasehold_core::store::Clock;
 use leasehold_core::store::model::Model;
@@ -13,14 +14,19 @@ use crate::calls::{CallId, Instant, ItemRef, Ledger, fate};
 
 /// The window of one request, and who it was.
 #[derive(Clone, Copy)]
-struct Window {
-    item: ItemRef,
-    from: Instant,
-    clock: Clock,
-    answers: u64,
+pub(super) struct Window {
+    pub item: ItemRef,
+    pub from: Instant,
+    pub clock: Clock,
+    pub answers: u64,
 }
 
-fn lied(window: Window, request: &Request, outcome: &Outcome, why: impl std::fmt::Display) -> Result<(), Violation> {
+pub(super) fn lied(
+    window: Window,
+    request: &Request,
+    outcome: &Outcome,
+    why: impl std::fmt::Display,
+) -> Result<(), Violation> {
     let what = format!("call {}: {why}; asked {request:?}, answered {outcome:?}", window.item.call);
     broken(Promise::HonestReplies, what)
 }
@@ -69,7 +75,9 @@ impl Oracle {
     ) -> Result<(), Violation> {
         let Some(item) = ledger.item(w.item) else { return Ok(()) };
         let job = job_of(request);
-        let disturbed = job.and_then(|j| self.jobs.get(&j)).is_some_and(|t| t.disturbed);
+        let group = group_of(request);
+        let disturbed = job.and_then(|j| self.jobs.get(&j)).is_some_and(|t| t.disturbed)
+            || group.and_then(|g| self.groups.get(&g)).is_some_and(|t| t.disturbed);
         let renews = matches!(request, Request::Heartbeat(_));
         if let Err(failure) = outcome
             && failure.certain()
@@ -99,7 +107,7 @@ impl Oracle {
         (Some(track), track.moments[first.unwrap_or(0)..].iter().collect())
     }
 
-    fn ever(&self, w: Window, job: JobId, fits: impl Fn(&Moment) -> bool) -> bool {
+    pub(super) fn ever(&self, w: Window, job: JobId, fits: impl Fn(&Moment) -> bool) -> bool {
         self.moments(w, job).1.into_iter().any(fits)
     }
 
@@ -121,7 +129,21 @@ impl Oracle {
             (Request::Claim(claim), Response::Claimed(jobs)) => {
                 self.judge_claimed(w, claim, jobs, outcome, request, ledger)
             }
+            (Request::CreateGroup(asked), Response::GroupCreated(view)) => {
+                self.judge_group_created_reply(w, asked, view, request, outcome)
+            }
+            (Request::CreateGroup(asked), Response::Group(view)) => {
+                self.judge_group_existing(w, asked, view, request, outcome)
+            }
             _ if disturbed => Ok(()),
+            (
+                Request::ExtendGroup { .. }
+                | Request::SealGroup { .. }
+                | Request::CancelGroup { .. }
+                | Request::Group { .. }
+                | Request::Children { .. },
+                _,
+            ) => self.judge_group_ok(w, request, response, outcome, ledger),
             (Request::Get { job, .. }, Response::Job(view)) => {
                 let seen = |m: &Moment| {
                     m.status == Some(view.status) && (m.attempts, m.deliveries) == (view.attempt, view.deliveries)
@@ -129,6 +151,9 @@ impl Oracle {
                 let lost_entry = self.jobs.get(job).is_none_or(|t| t.disturbed);
                 if !lost_entry && !self.ever(w, *job, seen) {
                     return lie("it never stood so");
+                }
+                if self.group_was_gone(w, *job) {
+                    return lie("its group was gone");
                 }
                 Ok(())
             }
@@ -198,6 +223,7 @@ impl Oracle {
             | (Request::Queue { .. } | Request::SetQueue { .. }, Response::Queue(_))
             | (Request::Purge { .. }, Response::Purged { .. })
             | (Request::Events { .. }, Response::Events { .. })
+            | (Request::Audit { .. }, Response::Audited(_))
             | (Request::Result { .. }, Response::NoContent)
             | (Request::Ready, Response::Ready)
             | (Request::Drain, Response::Draining) => Ok(()),
@@ -241,7 +267,7 @@ impl Oracle {
         if key.damaged || track.is_none_or(|t| t.disturbed) {
             return Ok(());
         }
-        if !key.named_since(w.from.change).any(|job| job == view.id) {
+        if !key.named_since(w.from.change).any(|owner| owner == Owner::Job(view.id)) {
             return lied(w, request, outcome, "the key did not name that job");
         }
         let same = track.and_then(|t| t.submit.as_ref()).is_some_and(|first| same_body(first, submit));
@@ -485,8 +511,17 @@ impl Oracle {
         outcome: &Outcome,
     ) -> Result<(), Violation> {
         let lie = |why: &str| lied(w, request, outcome, why);
-        if let (Request::Submit(submit), Failure::KeyReused) = (request, failure) {
-            return self.judge_reused(w, submit, request, outcome);
+        match (request, failure) {
+            (Request::Submit(submit), Failure::KeyReused) => {
+                return self.judge_reused(w, submit, request, outcome);
+            }
+            (Request::CreateGroup(asked), Failure::KeyReused) => {
+                return self.judge_reused(w, &asked.common, request, outcome);
+            }
+            _ => {}
+        }
+        if let Some(group) = group_of(request) {
+            return self.judge_group_failure(w, group, request, failure, outcome);
         }
         let Some(job) = job_of(request) else { return Ok(()) };
         let (track, moments) = self.moments(w, job);
@@ -500,7 +535,7 @@ impl Oracle {
                     .is_some_and(|s| Some(s.tenant.as_str()) != tenant_of(request));
                 let gone = |m: &Moment| !m.present || m.expiry.is_some_and(|e| e <= clock);
                 let before = track.is_none_or(|t| t.moments.first().is_none_or(|m| m.change > w.from.change));
-                if !other_tenant && !before && !ever(&gone) {
+                if !other_tenant && !before && !ever(&gone) && !self.group_ever_gone(w, job) {
                     let what = format!("call {}: \"unknown\", but job {job} was there: {request:?}", w.item.call);
                     return broken(Promise::AckedNeverLost, what);
                 }
@@ -526,7 +561,7 @@ impl Oracle {
                     !matches!(m.status, Some(Status::Dead | Status::Cancelled | Status::Expired))
                         || m.payload.is_none_or(|expiry| expiry.is_some_and(|e| e <= clock))
                 };
-                if !ever(&not) { lie("it could be retried") } else { Ok(()) }
+                if !ever(&not) && !self.group_ever_through(w, job) { lie("it could be retried") } else { Ok(()) }
             }
             Failure::NotTerminal => {
                 let lives = |m: &Moment| m.status.is_some_and(|s| !s.is_terminal());
@@ -563,21 +598,37 @@ impl Oracle {
     fn judge_reused(&self, w: Window, submit: &Submit, request: &Request, outcome: &Outcome) -> Result<(), Violation> {
         let key = submit.key.as_ref().and_then(|k| self.key_of(&submit.tenant, k));
         let Some(key) = key else { return lied(w, request, outcome, "the key was never bound") };
-        let other = key.named_since(w.from.change).any(|job| {
-            let first = self.jobs.get(&job).and_then(|t| t.submit.as_ref());
-            first.is_none_or(|first| !same_body(first, submit))
+        let other = key.named_since(w.from.change).any(|owner| match (owner, request) {
+            (Owner::Job(job), Request::Submit(_)) => {
+                let first = self.jobs.get(&job).and_then(|t| t.submit.as_ref());
+                first.is_none_or(|first| !same_body(first, submit))
+            }
+            (Owner::Group(group), Request::CreateGroup(asked)) => !self.same_group(group, asked),
+            // Another kind of body.
+            _ => true,
         });
         if !other && !key.damaged {
-            return lied(w, request, outcome, "the key names no job with another body");
+            return lied(w, request, outcome, "the key names nobody with another body");
         }
         Ok(())
     }
 }
 
 /// Whether two submits are the same but for what names the call.
-fn same_body(a: &Submit, b: &Submit) -> bool {
+pub(super) fn same_body(a: &Submit, b: &Submit) -> bool {
     let bare = |s: &Submit| Submit { traceparent: None, ..s.clone() };
     bare(a) == bare(b)
+}
+
+fn group_of(request: &Request) -> Option<GroupId> {
+    match request {
+        Request::ExtendGroup { group, .. }
+        | Request::SealGroup { group, .. }
+        | Request::CancelGroup { group, .. }
+        | Request::Group { group, .. }
+        | Request::Children { group, .. } => Some(*group),
+        _ => None,
+    }
 }
 
 fn job_of(request: &Request) -> Option<JobId> {
