@@ -222,6 +222,29 @@ impl Link {
         Ok(())
     }
 
+    /// Deletes every key below the prefix.
+    pub async fn clear(&mut self, layout: &Layout) -> Result<(), RedisError> {
+        let all = [layout.prefix(), b"*"].concat();
+        let mut cursor = 0u64;
+        loop {
+            let (next, keys): (u64, Vec<Vec<u8>>) = redis::cmd("SCAN")
+                .arg(cursor)
+                .arg("MATCH")
+                .arg(&all)
+                .arg("COUNT")
+                .arg(1_000)
+                .query_async(&mut self.connection)
+                .await?;
+            if !keys.is_empty() {
+                let () = redis::cmd("UNLINK").arg(keys).query_async(&mut self.connection).await?;
+            }
+            cursor = next;
+            if cursor == 0 {
+                return Ok(());
+            }
+        }
+    }
+
     /// Runs a script. If the server has forgotten it, its whole text goes along.
     pub async fn call(
         &mut self,

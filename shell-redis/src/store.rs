@@ -66,6 +66,20 @@ impl RedisStore {
         self.failure.as_deref()
     }
 
+    /// Deletes every key of the namespace, its own record included: the store must be opened anew.
+    ///
+    /// # Errors
+    /// Some may be left.
+    pub fn clear(&mut self) -> Result<(), ConnectError> {
+        if self.link.is_none() {
+            self.link = Some(self.connect()?);
+        }
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let cleared = self.runtime.block_on(link.clear(&self.caller.layout));
+        self.link = None;
+        cleared.map_err(|e| ConnectError::Unreachable(e.to_string()))
+    }
+
     fn connect(&self) -> Result<Link, ConnectError> {
         let servers = self.address.servers().map_err(ConnectError::Refused)?;
         let Caller { layout, scripts, .. } = &self.caller;

@@ -2,6 +2,7 @@
 //! chaos lasts. Small ones (a lost envelope) are drawn where the envelope is sent.
 
 use leasehold_core::Name;
+use leasehold_core::store::model::Model;
 
 use crate::choices::{Choices as _, Topic};
 use crate::oracle::Damage;
@@ -56,7 +57,9 @@ impl World {
         }
         if garbage && self.choices.draw(at, 4) == 3 {
             self.store.tick(self.now);
+            let before = self.before();
             self.store.model.collect_garbage();
+            self.follow(before);
         }
         let every = self.setup.chaos_every_us;
         let after = 1 + self.choices.draw(Topic::ChaosTime.of(0), 2 * every);
@@ -127,6 +130,18 @@ impl World {
         }
     }
 
+    /// The model as it is, if a real store has to be changed as it will be.
+    pub fn before(&self) -> Option<Model> {
+        self.store.twin.is_some().then(|| self.store.model.clone())
+    }
+
+    /// The real store, if there is one, goes the same way.
+    pub fn follow(&mut self, before: Option<Model>) {
+        let Some(before) = before else { return };
+        let theirs = self.store.beside(|twin, after| twin.follow(&before, after));
+        self.agree(theirs);
+    }
+
     /// Any record vanishes.
     fn evict(&mut self) {
         debug_assert_eq!(self.setup.regime, Regime::EvictKeys);
@@ -155,7 +170,9 @@ impl World {
         self.store.tick(self.now);
         self.digest.bytes(key);
         self.say(&format!("evict {key}"));
+        let before = self.before();
         self.store.model.evict(key);
+        self.follow(before);
         self.oracle.disturb(&self.store.model, Damage::Record(key.clone()));
     }
 
@@ -171,7 +188,9 @@ impl World {
         self.store.tick(self.now);
         self.digest.bytes(key);
         self.say(&format!("corrupt {key}"));
+        let before = self.before();
         self.store.model.corrupt(key, bytes);
+        self.follow(before);
         self.oracle.disturb(&self.store.model, Damage::Corrupt(key.clone()));
     }
 
@@ -192,7 +211,9 @@ impl World {
         self.digest.bytes(index);
         self.digest.bytes(member);
         self.say(&format!("drop {member} from {index}"));
+        let before = self.before();
         self.store.model.drop_member(index, member);
+        self.follow(before);
         self.oracle.disturb(&self.store.model, Damage::Entry(index.clone(), member.clone()));
     }
 
@@ -204,7 +225,9 @@ impl World {
 
     pub fn rewind(&mut self, n: usize) {
         self.store.tick(self.now);
+        let before = self.before();
         let lost = self.store.model.lose_newest(n);
+        self.follow(before);
         self.digest.num(lost as u64);
         self.say(&format!("{lost} commits are forgotten"));
         self.oracle.rewound(&self.store.model, lost);

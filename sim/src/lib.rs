@@ -24,5 +24,6 @@ pub mod scenarios;
 pub mod setup;
 pub mod store;
 pub mod trace;
+pub mod twin;
 pub mod workers;
 pub mod world;

@@ -8,6 +8,7 @@ use leasehold_core::{Input, Outcome, RequestId, StoreAnswer, StoreId, StoreOp};
 
 use crate::calls::{CallId, Caller, Heard, Instant};
 use crate::choices::{Choices as _, Topic};
+use crate::oracle::Promise;
 use crate::setup::{MILLI, SECOND};
 use crate::world::{Event, Micros, Phase, World};
 
@@ -156,7 +157,14 @@ impl World {
         let reply = match op {
             StoreOp::Read(read) => {
                 self.counts.reads += 1;
-                self.store.model.read(read).map(StoreAnswer::Read)
+                let mut answer = self.store.model.read(read);
+                if let Ok(expect) = &answer {
+                    let theirs = self.store.beside(|twin, model| twin.read(model.clock(), read, expect));
+                    if let Some(theirs) = self.agree(theirs) {
+                        answer = Ok(theirs);
+                    }
+                }
+                answer.map(StoreAnswer::Read)
             }
             StoreOp::Commit(commit) => match self.apply(r, commit, (r, epoch, id), again) {
                 Some(reply) => reply.map(StoreAnswer::Commit),
@@ -218,6 +226,7 @@ impl World {
             keep = self.choices.draw(Topic::StorePartial.of(r), keep as u64) as usize;
         }
         let mut answers = Vec::with_capacity(commit.txns.len());
+        let mut given = Vec::new();
         let before = if again { self.links.done.remove(&call).unwrap_or_default() } else { Vec::new() };
         for (n, txn) in commit.txns.iter().take(keep).enumerate() {
             if again && !before.get(n).is_some_and(|applied| *applied) {
@@ -229,6 +238,7 @@ impl World {
                 Err(error) => return Some(Err(error)),
             };
             let Some(answer) = reply.answers.pop() else { continue };
+            given.push(txn.clone());
             self.say_txn(txn, &answer);
             let checked = self.oracle.commit(&self.store.model, txn, &answer, &mut self.ledger);
             match answer {
@@ -238,12 +248,23 @@ impl World {
             answers.push(answer);
             self.hold(checked);
         }
+        let same = Commit { txns: given, grows: commit.grows };
+        let theirs = self.store.beside(|twin, model| twin.commit(model.clock(), &same, &answers));
+        self.agree(theirs);
         self.notify_all();
         if self.setup.faults.store_duplicate > 0 || self.phase == Phase::Script {
             let applied = answers.iter().map(|a| matches!(a, Answer::Applied { .. })).collect();
             self.links.done.insert(call, applied);
         }
         (keep == commit.txns.len()).then(|| Ok(CommitReply { clock: self.store.model.clock(), answers }))
+    }
+
+    /// Ends the run if the real store beside the model did not do as it.
+    pub fn agree<T>(&mut self, theirs: Result<Option<T>, String>) -> Option<T> {
+        theirs.unwrap_or_else(|what| {
+            self.violate(Promise::BooksBalance, format!("the stores differ: {what}"));
+            None
+        })
     }
 
     fn notify_all(&mut self) {

@@ -263,7 +263,9 @@ impl World {
         }
         self.run_until(self.now + KEPT_US + limits::STUB + 4 * limits::NAME_IDLE + 10 * SECOND);
         self.store.tick(self.now);
+        let before = self.before();
         self.store.model.collect_garbage();
+        self.follow(before);
         let mut left: Vec<String> = self
             .store
             .model

@@ -24,6 +24,7 @@ OPTIONS
   --mute TOPIC          silence a kind of draw, as store-reply, chaos, crash-step, misbehave
   --digests             with --seeds: print only a digest for each seed
   --jobs N              threads (default: all cores)
+  --store redis://…     run a real Redis beside the model: it must do the same, and the replicas live on it
   --help
 
 EXAMPLES
@@ -48,6 +49,7 @@ struct Args {
     trace: bool,
     digests: bool,
     jobs: Option<usize>,
+    store: Option<leasehold_redis::Address>,
 }
 
 fn parse() -> Result<Option<Args>, String> {
@@ -73,6 +75,10 @@ fn parse() -> Result<Option<Args>, String> {
                 args.mute.push(plan::topic(&name).ok_or_else(|| format!("--mute {name}: no such topic"))?);
             }
             Long("jobs") => args.jobs = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("store") => {
+                let url: String = parser.value().map_err(text)?.parse().map_err(text)?;
+                args.store = Some(url.parse().map_err(|e| format!("--store: {e}"))?);
+            }
             Long("keep-going") => args.keep_going = true,
             Long("check-determinism") => args.check_determinism = true,
             Long("shrink") => args.shrink = true,
@@ -116,6 +122,7 @@ fn go(args: &Args) -> u8 {
 
 fn one(args: &Args, mut plan: Plan) -> u8 {
     plan.mute.extend(&args.mute);
+    plan.store = args.store.clone();
     let from = Instant::now();
     let outcome = report::run(&plan, args.trace);
     print!("{}", report::summary(&outcome, from.elapsed()));
@@ -148,6 +155,7 @@ fn many(args: &Args, from: u64, to: u64) -> u8 {
                     }
                     let mut plan = Plan::of(seed);
                     plan.mute.extend(&args.mute);
+                    plan.store = args.store.clone();
                     if sender.send(report::run(&plan, false)).is_err() {
                         break;
                     }

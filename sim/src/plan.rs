@@ -15,6 +15,8 @@ pub struct Plan {
     pub seed: u64,
     pub mute: Vec<Topic>,
     pub set: Vec<(Label, u64, u64)>,
+    /// A real store to run beside the model; no part of the text.
+    pub store: Option<leasehold_redis::Address>,
 }
 
 impl Plan {
@@ -77,8 +79,12 @@ mod tests {
 
     #[test]
     fn a_plan_reads_back() {
-        let plan =
-            Plan { seed: 7, mute: vec![Topic::StoreReply, Topic::Chaos], set: vec![(Topic::Client.of(2), 17, 3)] };
+        let plan = Plan {
+            seed: 7,
+            mute: vec![Topic::StoreReply, Topic::Chaos],
+            set: vec![(Topic::Client.of(2), 17, 3)],
+            ..Plan::default()
+        };
         assert_eq!(Plan::parse(&plan.to_string()), Ok(plan));
         assert!(Plan::parse("mute nothing-known").is_err());
         assert_eq!(Plan::parse("# nothing\n\nseed 3\n"), Ok(Plan::of(3)));

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::replica::Mark;
 
 use crate::choices::Topic;
-use crate::oracle::Violation;
+use crate::oracle::{Promise, Violation};
 use crate::plan::Plan;
 use crate::setup::{SECOND, Setup};
+use crate::twin::Twin;
 use crate::world::{Counts, World};
 
 /// How a run ended.
@@ -69,7 +71,17 @@ pub fn run(plan: &Plan, trace: bool) -> Outcome {
 fn run_setup(plan: &Plan, setup: Setup, choices: crate::choices::Seeded, trace: bool) -> Outcome {
     let mut world = World::new(setup.clone(), choices);
     world.trace = trace;
+    if let Some(address) = &plan.store {
+        match Twin::open(address, plan.seed) {
+            Ok(twin) => world.store.twin = Some(Arc::new(Mutex::new(twin))),
+            Err(error) => world.violate(Promise::BooksBalance, format!("no store at {address}: {error}")),
+        }
+    }
     let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
+    if world.broken.is_none() {
+        let theirs = world.store.beside(|twin, model| twin.end(model));
+        world.agree(theirs);
+    }
     let panicked = ran.err().map(|cause| {
         let text = cause.downcast_ref::<String>().cloned();
         text.or_else(|| cause.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
