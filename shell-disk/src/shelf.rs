@@ -103,6 +103,17 @@ fn prefix(key: &[u8]) -> &[u8] {
     key.get(..end).unwrap_or(key)
 }
 
+/// What comes right after all keys of a prefix.
+fn past(prefix: &[u8]) -> Vec<u8> {
+    let mut past = prefix.to_vec();
+    match past.last_mut() {
+        Some(last @ b'/') => *last += 1,
+        // A key without `/` is alone with itself.
+        _ => past.push(0),
+    }
+    past
+}
+
 #[derive(Clone)]
 struct Slot {
     /// As the group sees it.
@@ -136,13 +147,10 @@ impl Shelf {
         let mut from: Vec<u8> = Vec::new();
         while let Some(entry) = records.range(from..).next() {
             let first = prefix(&entry.key()?).to_vec();
-            // Every key of the prefix is below this: keys go on with bytes below 0xff, or end.
-            let mut end = first.clone();
-            end.push(0xff);
+            let end = past(&first);
+            // The entry just met is one of them.
             if let Some(last) = records.range(first.clone()..end.clone()).next_back() {
                 tops.insert(first.into(), Name::new(&last.key()?));
-            } else {
-                break;
             }
             from = end;
         }
@@ -159,8 +167,7 @@ impl Shelf {
     }
 
     fn load(&self, key: &Name) -> Result<Option<Item>, Broken> {
-        // A key with a byte of 0xff after its prefix may have been passed over when this was opened.
-        if !key.contains(&0xff) && self.tops.get(prefix(key)).is_none_or(|top| *key > *top) {
+        if self.tops.get(prefix(key)).is_none_or(|top| *key > *top) {
             return Ok(None);
         }
         if let Some(item) = self.recent.borrow_mut().get(key) {

@@ -117,3 +117,31 @@ proptest! {
         }
     }
 }
+
+/// Keys are any bytes: one that ends in 0xff once hid those behind it, or kept the store from opening.
+#[test]
+fn keys_of_any_bytes_are_found_again() {
+    use leasehold_core::Name;
+    use leasehold_core::store::{Commit, Expiry, Txn, Value, Version, Write};
+    let keys: [&[u8]; 9] = [b"a/\xff\xff", b"a/x", b"a/", b"a", b"b/\xff", b"\xff", b"\xff/\xff", b"c/y", b"a0"];
+    let folder = tempfile::tempdir().expect("a folder");
+    let now = Arc::new(AtomicU64::new(1_000_000_000));
+    for n in 1..=keys.len() {
+        let keys = &keys[..n];
+        let mut disk = open(folder.path(), &now);
+        let put = |key: &&[u8]| Write::Put {
+            key: Name::new(key),
+            version: Version(7),
+            value: Value::Bytes("v".into()),
+            expiry: Expiry::Never,
+        };
+        let txn =
+            Txn { valid_until: u64::MAX >> 11, guards: Vec::new(), take: None, writes: keys.iter().map(put).collect() };
+        disk.commit(&Commit { txns: vec![txn.into()], grows: false }).expect("it commits");
+        drop(disk);
+        let mut disk = open(folder.path(), &now);
+        let records = keys.iter().map(|key| Name::new(key)).collect();
+        let found = disk.read(&Read { records, ..Read::default() }).expect("it reads");
+        assert!(found.records.iter().all(|r| !r.is_absent()), "{keys:?}");
+    }
+}
