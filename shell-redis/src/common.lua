@@ -69,15 +69,13 @@ local function give(key)
   return { sub(record, 1, HEAD), len }
 end
 
--- Calls with long lists, in pieces.
-local function call_list(command, list)
+-- A call with a long list, in pieces; `ask` makes one of a piece.
+local function in_pieces(list, ask)
   local n = #list
-  if n <= MANY then
-    return call(command, unpack(list))
-  end
+  if n <= MANY then return ask(unpack(list)) end
   local out
   for from = 1, n, MANY do
-    local part = call(command, unpack(list, from, math.min(from + MANY - 1, n)))
+    local part = ask(unpack(list, from, math.min(from + MANY - 1, n)))
     if out == nil then
       out = part
     elseif type(part) == 'table' then
@@ -86,19 +84,9 @@ local function call_list(command, list)
   end
   return out
 end
+local function call_list(command, list)
+  return in_pieces(list, function(...) return call(command, ...) end)
+end
 local function call_key_list(command, key, list)
-  local n = #list
-  if n <= MANY then
-    return call(command, key, unpack(list))
-  end
-  local out
-  for from = 1, n, MANY do
-    local part = call(command, key, unpack(list, from, math.min(from + MANY - 1, n)))
-    if out == nil then
-      out = part
-    elseif type(part) == 'table' then
-      for i = 1, #part do out[#out + 1] = part[i] end
-    end
-  end
-  return out
+  return in_pieces(list, function(...) return call(command, key, ...) end)
 end

@@ -248,8 +248,9 @@ impl World {
         self.run_until(self.now + 30 * SECOND);
         let steps = self.counts.steps - before;
         let per = |ms: u64| (self.now - from) / (ms.max(1) * MILLI) + 1;
-        // A look at the deadlines, the names and a page of the scrub: a timer, a read, maybe a commit.
-        let each = per(self.setup.config.sweep_ms) * 6 + per(self.setup.config.scrub_ms) * 8 + 20;
+        // A look at the deadlines, at the names and at the groups: a timer or so each, a read, maybe a commit.
+        // A page of the scrub has up to four reads and a commit, and as much again for the groups on it.
+        let each = per(self.setup.config.sweep_ms) * 8 + per(self.setup.config.scrub_ms) * 12 + 20;
         let most = each * self.hosts.len() as u64;
         if steps > most && self.broken.is_none() {
             self.violate(Promise::EventuallyDone, format!("idle, and yet {steps} steps in 30 s, more than {most}"));

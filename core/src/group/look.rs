@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::record::Group;
-use super::{counts, of, sizes, view};
+use super::{BOOKS, books, counts, of, sizes, view};
 use crate::failure::Failure;
 use crate::ids::{GroupId, JobId};
 use crate::job::check;
@@ -46,7 +46,7 @@ impl Look {
 
 impl Operation for Look {
     fn start(&mut self, _: &mut Cx<'_>) -> Next {
-        Next::Read(Read { records: vec![keys::group(self.id)], counts: sizes(self.id), ..Read::default() })
+        Next::Read(Read { records: vec![keys::group(self.id)], counts: sizes(self.id).collect(), ..Read::default() })
     }
 
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
@@ -77,9 +77,6 @@ pub(crate) struct Children {
     filled: Option<u32>,
 }
 
-/// Places in which a child may stand, in the order in which they are asked for.
-const PLACES: usize = 2 + ChildOutcome::ALL.len();
-
 impl Children {
     pub fn new(tenant: String, id: GroupId, from: u32, limit: usize, contents: bool) -> Result<Children, Failure> {
         check::within("limit", Some(limit as u64), 1, limits::LIST_MAX as u64)?;
@@ -88,7 +85,8 @@ impl Children {
 
     fn page(&self, filled: u32) -> Read {
         let to = self.from.saturating_add(self.limit).min(filled);
-        let mut read = Read { records: vec![keys::group(self.id)], counts: sizes(self.id), ..Read::default() };
+        let mut read =
+            Read { records: vec![keys::group(self.id)], counts: sizes(self.id).collect(), ..Read::default() };
         for index in self.from..to {
             let child = self.id.child(index);
             let member = keys::member(child);
@@ -96,8 +94,7 @@ impl Children {
             if self.contents {
                 read.records.push(keys::result(child));
             }
-            read.members.extend([keys::held(self.id), keys::released(self.id)].map(|i| (i, member.clone())));
-            read.members.extend(ChildOutcome::ALL.into_iter().map(|o| (keys::done(self.id, o), member.clone())));
+            read.members.extend(books(self.id).map(|index| (index, member.clone())));
         }
         if self.limit == 1 {
             // A single result of the largest size comes whole.
@@ -142,7 +139,7 @@ impl Children {
             return Next::Read(self.page(group.filled));
         }
         let mut children = Vec::new();
-        for ((index, records), places) in (self.from..).zip(records.by_ref()).zip(snapshot.members.chunks(PLACES)) {
+        for ((index, records), places) in (self.from..).zip(records.by_ref()).zip(snapshot.members.chunks(BOOKS)) {
             // What did not fit into the answer is the next page's.
             if records.iter().any(Record::is_unread) && !children.is_empty() {
                 break;
@@ -169,7 +166,9 @@ impl Operation for Children {
             Ok((_, group)) => group,
             Err(failure) => return Next::fail(failure),
         };
-        if self.filled.is_none() {
+        // Grown since it was first read: the page may have more in it.
+        let grown = self.filled.is_some_and(|f| f < group.filled && f < self.from.saturating_add(self.limit));
+        if self.filled.is_none() || grown {
             self.filled = Some(group.filled);
             if self.contents && group.end.is_none() {
                 return Next::fail(Failure::NotFinal);

@@ -4,7 +4,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::record::Group;
-use super::{SIZES, counts, sizes};
+use super::{BOOKS, books, counts, sizes};
+use crate::codec::Undecodable;
 use crate::event::Kind;
 use crate::ids::{GroupId, JobId};
 use crate::job::moves::{self, Home, add, as_read, remove};
@@ -18,6 +19,8 @@ use crate::store::{
     Answer, Clock, Entry, Guard, Place, Read, Record, SCORE_MAX, ScoreAt, Slice, Snapshot, Standing, UpTo, Write, keys,
 };
 
+/// Children of one group that are looked for at once, if its books miss some.
+const MISSING: u64 = 50;
 /// Children of one group whose records are looked for.
 const GHOSTS: usize = 20;
 const SHARED: [Name; 3] = [keys::GROUPS_DUE, keys::GROUPS_OPEN, keys::GROUPS_ENDED];
@@ -33,6 +36,8 @@ pub(crate) struct Mend {
     children: Vec<JobId>,
     /// The children as read first, which tells where they are at home.
     jobs: Option<Vec<(JobId, Job)>>,
+    /// Children that may stand nowhere, of groups that miss some.
+    missing: Vec<JobId>,
     drafts: Vec<Draft>,
     did: Vec<Mark>,
 }
@@ -62,7 +67,7 @@ struct SeenChild<'a> {
 
 impl Mend {
     pub fn new(cursor: Cursor, groups: Vec<GroupId>, children: Vec<JobId>) -> Mend {
-        Mend { cursor, groups, children, jobs: None, drafts: Vec::new(), did: Vec::new() }
+        Mend { cursor, groups, children, jobs: None, missing: Vec::new(), drafts: Vec::new(), did: Vec::new() }
     }
 
     fn draft(&mut self, draft: Draft, mark: Mark) {
@@ -95,14 +100,59 @@ impl Mend {
             read.members.extend([keys::held(group), keys::released(group)].map(|index| (index, member.clone())));
             read.members.extend(ChildOutcome::ALL.map(|o| (keys::done(group, o), member.clone())));
         }
+        for id in &self.missing {
+            let Some((group, _)) = id.child_of() else { continue };
+            let member = keys::member(*id);
+            read.records.extend([keys::job(*id), keys::group(group)]);
+            read.members.extend(books(group).map(|index| (index, member.clone())));
+        }
         self.jobs = Some(jobs);
         Next::Read(read)
+    }
+
+    /// A page of the children of groups whose books do not name as many as they have. Where it begins is
+    /// drawn, so that all pages come in their turn.
+    fn look_for_missing(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) {
+        let records = snapshot.records.iter().skip(self.children.len());
+        for ((id, record), sizes) in self.groups.iter().zip(records).zip(snapshot.counts.chunks(BOOKS)) {
+            let Ok(Some((_, group))) = decode_record::<Group>(record) else { continue };
+            if group.end.is_some() || sizes.iter().sum::<u64>() >= u64::from(group.filled) {
+                continue;
+            }
+            let pages = u64::from(group.filled).div_ceil(MISSING);
+            let first = cx.make.up_to(pages.saturating_sub(1)) * MISSING;
+            let last = (first + MISSING).min(group.filled.into());
+            self.missing.extend((first as u32..last as u32).map(|index| id.child(index)));
+        }
+    }
+
+    /// A child that stands nowhere, and has no record or none that can be read, is lost: it would be waited
+    /// for for ever.
+    fn count_missing(&mut self, records: &[Record], places: &[Option<Place>], cx: &mut Cx<'_>) {
+        let missing = core::mem::take(&mut self.missing);
+        for ((id, pair), places) in missing.into_iter().zip(records.chunks(2)).zip(places.chunks(BOOKS)) {
+            let (Some((parent, _)), [main, group]) = (id.child_of(), pair) else { continue };
+            let (Some(version), true) = (group.version(), places.iter().all(Option::is_none)) else { continue };
+            let home = decode_record::<Group>(group).ok().flatten();
+            let mut guards = vec![Guard::At(keys::group(parent), version)];
+            guards.extend(books(parent).map(|index| Guard::Member(index, keys::member(id), Standing::Out)));
+            let home = home.as_ref().map(|(_, group)| Home::from(group));
+            let own = cx.make.version();
+            match decode_record::<Job>(main) {
+                Ok(None) => self.draft(moves::lost(id, home, &[], guards, own), Mark::JobLost),
+                Err(Undecodable::Corrupt) if !main.is_unread() => {
+                    self.draft(moves::quarantine(id, home, main, guards, own), Mark::JobQuarantined);
+                }
+                // What has a record is put back by it.
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
     }
 
     fn judge(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) -> Next {
         let (groups, children) = snapshot.records.split_at((self.groups.len() * 2).min(snapshot.records.len()));
         let (shared, places) = snapshot.members.split_at((self.groups.len() * 3).min(snapshot.members.len()));
-        let books = shared.chunks(3).zip(snapshot.counts.chunks(SIZES)).zip(snapshot.slices.chunks(2));
+        let books = shared.chunks(3).zip(snapshot.counts.chunks(BOOKS)).zip(snapshot.slices.chunks(2));
         for ((id, pair), ((shared, sizes), slices)) in self.groups.clone().into_iter().zip(groups.chunks(2)).zip(books)
         {
             let ([record, mark], [due, open, ended]) = (pair, shared) else { continue };
@@ -110,6 +160,9 @@ impl Mend {
             self.group(id, &SeenGroup { record, mark, due, open, ended, sizes, slices }, cx);
         }
         let jobs = self.jobs.clone().unwrap_or_default();
+        let (children, others) = children.split_at((jobs.len() * 3).min(children.len()));
+        let (places, other_places) = places.split_at((jobs.len() * PLACES).min(places.len()));
+        self.count_missing(others, other_places, cx);
         for (((id, _), records), places) in jobs.iter().zip(children.chunks(3)).zip(places.chunks(PLACES)) {
             let ([main, lease, group], [ended, held_status, held, released, done @ ..]) = (records, places) else {
                 continue;
@@ -222,13 +275,10 @@ impl Mend {
         let member = keys::member(id);
         let home = Home::from(job);
         guards.push(Guard::Absent(keys::group(parent)));
-        guards.push(Guard::Member(keys::GROUPS_ENDED, keys::group_member(parent), Standing::Out));
-        let records = [keys::job, keys::payload, keys::result, keys::history, keys::lease, keys::progress];
-        let mut writes: Vec<Write> = records.map(|key| Write::Delete(key(id))).into();
-        writes.extend(Status::ALL.map(|s| remove(home.index(s), &member)));
-        writes.extend([keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)));
-        writes.extend([keys::held(parent), keys::released(parent)].map(|index| remove(index, &member)));
-        writes.extend(ChildOutcome::ALL.map(|o| remove(keys::done(parent, o), &member)));
+        let mut writes = moves::forget(id, Some(home));
+        writes.extend(books(parent).map(|index| remove(index, &member)));
+        // What else the group's books name is removed as at the end of its retention.
+        writes.push(add(keys::GROUPS_ENDED, &keys::group_member(parent), ScoreAt::Clock(0)));
         writes.push(home.event(Kind::Lost, id, None, Some("group")));
         self.draft(Draft::new(guards, writes), Mark::JobLost);
     }
@@ -237,16 +287,20 @@ impl Mend {
 impl Operation for Mend {
     fn start(&mut self, _: &mut Cx<'_>) -> Next {
         self.jobs = None;
+        self.missing.clear();
         self.drafts.clear();
         self.did.clear();
-        let records = self.children.iter().map(|id| keys::job(*id)).collect();
-        Next::Read(Read { records, ..Read::default() })
+        let mut records: Vec<Name> = self.children.iter().map(|id| keys::job(*id)).collect();
+        records.extend(self.groups.iter().map(|id| keys::group(*id)));
+        let counts = self.groups.iter().flat_map(|id| sizes(*id)).collect();
+        Next::Read(Read { records, counts, ..Read::default() })
     }
 
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
         if self.jobs.is_some() {
             return self.judge(&snapshot, cx);
         }
+        self.look_for_missing(&snapshot, cx);
         let jobs = self.children.iter().zip(&snapshot.records);
         let jobs = jobs.filter_map(|(id, record)| Some((*id, decode_record::<Job>(record).ok()??.1)));
         let jobs = jobs.filter(|(_, job)| !job.deleted).collect();

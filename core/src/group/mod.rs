@@ -29,8 +29,6 @@ pub(crate) use look::{Children, Look};
 pub(crate) use mend::Mend;
 pub(crate) use step::Step;
 
-use alloc::vec::Vec;
-
 use crate::codec::Undecodable;
 use crate::failure::Failure;
 use crate::ids::GroupId;
@@ -51,15 +49,19 @@ fn of(record: &Record, tenant: &str) -> Result<(Version, Group), Failure> {
     }
 }
 
-/// The sizes that say where a group's children are.
-fn sizes(id: GroupId) -> Vec<(Name, Span)> {
-    let places = [keys::held(id), keys::released(id)].into_iter();
-    let done = ChildOutcome::ALL.into_iter().map(|outcome| keys::done(id, outcome));
-    places.chain(done).map(|index| (index, Span::All)).collect()
+/// The indexes that say where a group's children are: each child stands in one.
+fn books(id: GroupId) -> impl Iterator<Item = Name> {
+    let done = ChildOutcome::ALL.into_iter().map(move |outcome| keys::done(id, outcome));
+    [keys::held(id), keys::released(id)].into_iter().chain(done)
 }
 
-/// How many counts [`sizes`] asks for.
-const SIZES: usize = 2 + ChildOutcome::ALL.len();
+/// How many [`books`] a group has.
+const BOOKS: usize = 2 + ChildOutcome::ALL.len();
+
+/// Their sizes.
+fn sizes(id: GroupId) -> impl Iterator<Item = (Name, Span)> {
+    books(id).map(|index| (index, Span::All))
+}
 
 fn counts(sizes: &[u64]) -> GroupCounts {
     let at = |n: usize| sizes.get(n).copied().unwrap_or(0);

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use super::change::stop;
 use super::record::{Group, GroupStatus, Mode, Stop};
-use super::{SIZES, counts, sizes};
+use super::{BOOKS, books, counts, sizes};
 use crate::codec::{self, Undecodable};
 use crate::event::Kind;
 use crate::ids::GroupId;
@@ -73,6 +73,8 @@ struct Seen<'a> {
     counts: GroupCounts,
     /// Held and released children, with job and lease.
     children: Option<[&'a [Entry]; 2]>,
+    /// The first dead child.
+    dead: Option<&'a Entry>,
     clock: Clock,
 }
 
@@ -89,6 +91,7 @@ impl Step {
         for id in &self.marked {
             read.records.extend([keys::group(*id), keys::mark(*id)]);
             read.counts.extend(sizes(*id));
+            read.slices.push(Slice { limit: 1, ..children(keys::done(*id, ChildOutcome::Dead), Vec::new()) });
             if self.stopping.contains(id) {
                 let give = || vec![keys::JOB, keys::LEASE];
                 read.slices.extend([keys::held(*id), keys::released(*id)].map(|index| children(index, give())));
@@ -96,8 +99,7 @@ impl Step {
         }
         read.records.extend(self.open.iter().map(|id| keys::group(*id)));
         for id in &self.ended {
-            let done = ChildOutcome::ALL.into_iter().map(|o| children(keys::done(*id, o), vec![keys::JOB]));
-            read.slices.extend(done);
+            read.slices.extend(books(*id).map(|index| children(index, vec![keys::JOB])));
         }
         Next::Read(read)
     }
@@ -105,13 +107,14 @@ impl Step {
     fn decide(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) {
         let mut records = snapshot.records.iter();
         let mut slices = snapshot.slices.iter().map(Vec::as_slice);
-        let mut sizes = snapshot.counts.chunks(SIZES);
+        let mut sizes = snapshot.counts.chunks(BOOKS);
         for id in core::mem::take(&mut self.marked) {
             let seen = Seen {
                 id,
                 group: records.next().unwrap_or(&Record::Absent),
                 mark: records.next().unwrap_or(&Record::Absent),
                 counts: counts(sizes.next().unwrap_or_default()),
+                dead: slices.next().unwrap_or_default().first(),
                 children: self
                     .stopping
                     .contains(&id)
@@ -124,8 +127,8 @@ impl Step {
             self.overdue(id, records.next().unwrap_or(&Record::Absent), cx);
         }
         for id in core::mem::take(&mut self.ended) {
-            let done: Vec<&[Entry]> = slices.by_ref().take(ChildOutcome::ALL.len()).collect();
-            self.remove(id, &done);
+            let entries: Vec<&[Entry]> = slices.by_ref().take(BOOKS).collect();
+            self.remove(id, &entries);
         }
     }
 
@@ -144,13 +147,17 @@ impl Step {
         if group.mode == Mode::FailFast && seen.counts.dead > 0 && !stopped && seen.counts.done() < total {
             let own = cx.make.version();
             self.more = true;
-            self.draft(Did::Stopped, stop(seen.id, &group, version, Stop::ChildDead, own));
+            let mut draft = stop(seen.id, &group, version, Stop::ChildDead, own);
+            // forward-only: a store that has lost its newest commits may not have the dead child any more.
+            let dead = keys::done(seen.id, ChildOutcome::Dead);
+            draft.guards.extend(seen.dead.map(|e| Guard::Member(dead, e.member.clone(), Standing::Due)));
+            self.draft(Did::Stopped, draft);
         } else if (group.sealed || stopped) && seen.counts.done() >= total {
             for draft in finalize(seen, &group, version, cx) {
                 self.draft(Did::Finalized, draft);
             }
         } else if stopped {
-            self.cancel(seen, &group, cx);
+            self.cancel(seen, &group, version, cx);
         } else {
             self.release(seen, &group, version);
         }
@@ -204,7 +211,7 @@ impl Step {
     }
 
     /// A page of the children of a group that was stopped.
-    fn cancel(&mut self, seen: &Seen<'_>, group: &Group, cx: &mut Cx<'_>) {
+    fn cancel(&mut self, seen: &Seen<'_>, group: &Group, group_version: crate::store::Version, cx: &mut Cx<'_>) {
         let Some(children) = seen.children else {
             // Stopped since it was first read.
             self.more = true;
@@ -220,7 +227,9 @@ impl Step {
             match decode_record::<Job>(main) {
                 Ok(Some((version, job))) if job.end.is_none() => {
                     some = true;
-                    for draft in operate::cancel(id, &job, version, lease, seen.clock, cx).0 {
+                    for mut draft in operate::cancel(id, &job, version, lease, seen.clock, cx).0 {
+                        // The stop itself may be among the newest commits that a store has lost.
+                        draft.guards.push(Guard::At(keys::group(seen.id), group_version));
                         self.draft(Did::Cancelled, draft);
                     }
                 }
@@ -264,30 +273,31 @@ impl Step {
     }
 
     /// A page of the children of a group whose retention has ended; at last the group's own entry.
-    fn remove(&mut self, id: GroupId, done: &[&[Entry]]) {
+    fn remove(&mut self, id: GroupId, entries: &[&[Entry]]) {
         let member = keys::group_member(id);
-        let ended = Guard::Member(keys::GROUPS_ENDED, member.clone(), Standing::Due);
-        for (outcome, entries) in ChildOutcome::ALL.into_iter().zip(done) {
-            for entry in *entries {
-                let Some(child) = keys::job_of(&entry.member) else { continue };
-                let mut writes = vec![remove(keys::done(id, outcome), &entry.member)];
-                // One that cannot be read stays in quarantine.
-                if let Ok(job) = entry.records.first().map_or(Ok(None), decode_record::<Job>) {
-                    let keys = [keys::job, keys::payload, keys::result, keys::history, keys::lease, keys::progress];
-                    writes.extend(keys.map(|key| Write::Delete(key(child))));
-                    let indexes = |job: Job| Status::ALL.map(|s| Home::from(&job).index(s));
-                    let indexes = job.map(|(_, job)| indexes(job)).into_iter().flatten();
-                    writes.extend(indexes.map(|index| remove(index, &entry.member)));
-                }
-                self.draft(Did::Removed, Draft::new(vec![ended.clone()], writes));
-            }
+        // A store whose clock went back may have the group again.
+        let guards =
+            vec![Guard::Member(keys::GROUPS_ENDED, member.clone(), Standing::Due), Guard::Absent(keys::group(id))];
+        for entry in entries.iter().copied().flatten() {
+            let Some(child) = keys::job_of(&entry.member) else { continue };
+            let job = match entry.records.first().map_or(Ok(None), decode_record::<Job>) {
+                // Not this release's to remove.
+                Err(Undecodable::Newer) => continue,
+                // One that cannot be read goes as well, as an ordinary job's record does at its expiry.
+                Err(Undecodable::Corrupt) | Ok(None) => None,
+                Ok(Some((_, job))) => Some(job),
+            };
+            let mut writes: Vec<Write> = books(id).map(|index| remove(index, &entry.member)).collect();
+            writes.push(remove(keys::QUARANTINE, &entry.member));
+            writes.extend(moves::forget(child, job.as_ref().map(Home::from)));
+            self.draft(Did::Removed, Draft::new(guards.clone(), writes));
         }
-        if done.iter().any(|entries| !entries.is_empty()) {
+        if entries.iter().any(|entries| !entries.is_empty()) {
             self.more = true;
             return;
         }
-        let mut guards = vec![ended];
-        guards.extend(ChildOutcome::ALL.into_iter().map(|o| Guard::Below(keys::done(id, o), Span::All, 1)));
+        let mut guards = guards;
+        guards.extend(books(id).map(|index| Guard::Below(index, Span::All, 1)));
         self.draft(Did::Removed, Draft::new(guards, vec![remove(keys::GROUPS_ENDED, &member)]));
     }
 }
@@ -316,8 +326,9 @@ fn end(group: &Group, counts: &GroupCounts) -> GroupStatus {
     }
 }
 
-/// finalized-once: the only guard is the group's version. While it stands the sum of the outcomes can only
-/// grow, since a child's retry puts the group; an entry that was lost delays the end, and never hurries it.
+/// finalized-once: while the group's version stands the sum of the outcomes can only grow, since a child's
+/// retry puts the group; an entry that was lost delays the end, and never hurries it. That nobody is held or
+/// in flight is guarded as well, for a store that has lost its newest commits.
 fn finalize(seen: &Seen<'_>, group: &Group, version: crate::store::Version, cx: &mut Cx<'_>) -> Vec<Draft> {
     let own = cx.make.version();
     let id = seen.id;
@@ -340,7 +351,9 @@ fn finalize(seen: &Seen<'_>, group: &Group, version: crate::store::Version, cx: 
         group_event(Kind::GroupFinalized, id, Home::from(group), None, Some(status.text())),
         Write::Notify(keys::topic_group(id)),
     ];
-    let plain = Draft::new(vec![Guard::At(keys::group(id), version)], writes);
+    let mut guards = vec![Guard::At(keys::group(id), version)];
+    guards.extend([keys::held(id), keys::released(id)].map(|index| Guard::Below(index, Span::All, 1)));
+    let plain = Draft::new(guards, writes);
     let Some((key, key_version)) = &group.key else { return vec![plain] };
     let key = keys::key(&group.tenant, key);
     let mut with_key = plain.clone();

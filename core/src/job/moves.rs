@@ -127,6 +127,18 @@ pub(crate) fn put_job(id: JobId, job: &Job, own: Version) -> Write {
     put(keys::job(id), own, crate::codec::encode(job), Expiry::Never)
 }
 
+/// The writes that remove a job's records, and the job from every index of jobs if its home is known.
+pub(crate) fn forget(id: JobId, home: Option<Home<'_>>) -> Vec<Write> {
+    let member = keys::member(id);
+    let records = [keys::job, keys::payload, keys::result, keys::history, keys::lease, keys::progress];
+    let mut writes: Vec<Write> = records.map(|key| Write::Delete(key(id))).into();
+    writes.extend([keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)));
+    if let Some(home) = home {
+        writes.extend(Status::ALL.map(|s| remove(home.index(s), &member)));
+    }
+    writes
+}
+
 /// The writes that say that there may be something to do for a group.
 pub(crate) fn mark(group: GroupId, own: Version) -> [Write; 3] {
     [
@@ -141,11 +153,12 @@ pub(crate) fn mark(group: GroupId, own: Version) -> [Write; 3] {
 fn done(id: JobId, outcome: ChildOutcome, own: Version) -> Vec<Write> {
     let Some((group, index)) = id.child_of() else { return Vec::new() };
     let member = keys::member(id);
-    let mut writes = vec![
-        remove(keys::held(group), &member),
-        remove(keys::released(group), &member),
-        add(keys::done(group, outcome), &member, ScoreAt::Number(index.into())),
-    ];
+    let mut writes = vec![remove(keys::held(group), &member), remove(keys::released(group), &member)];
+    if outcome == ChildOutcome::Lost {
+        // finalized-once: what had ended and vanished afterwards counts once.
+        writes.extend(ChildOutcome::ALL.into_iter().map(|o| remove(keys::done(group, o), &member)));
+    }
+    writes.push(add(keys::done(group, outcome), &member, ScoreAt::Number(index.into())));
     writes.extend(mark(group, own));
     writes
 }

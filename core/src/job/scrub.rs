@@ -25,8 +25,8 @@ use crate::replica::task::{Cx, Draft, Next, Operation, Plan, decode_record};
 use crate::replica::{Mark, Op};
 use crate::request::Response;
 use crate::store::{
-    Answer, Clock, Entry, Guard, Place, Read, Record, Scan, Score, ScoreAt, Slice, Snapshot, Standing, UpTo, Version,
-    Write, keys,
+    Answer, Clock, Entry, Guard, Place, Read, Record, SCORE_MAX, Scan, Score, ScoreAt, Slice, Snapshot, Standing, UpTo,
+    Version, Write, keys,
 };
 
 /// Where the walks stand.
@@ -228,10 +228,10 @@ impl Scrub {
         if let Some((tenant, queue)) = &self.queue {
             // All that is left of the queue's live indexes: most are empty.
             let mut after = self.cursor.after.clone();
-            for at in self.cursor.index..LIVE_INDEXES {
+            for at in self.cursor.index..WALKED {
                 slices.push(Slice {
-                    index: live_index(tenant, queue, at),
-                    after: after.take(),
+                    index: walked(tenant, queue, at),
+                    after: after.take().or_else(|| begins(at)),
                     up_to: UpTo::End,
                     limit: GHOSTS,
                     give: vec![keys::JOB, keys::LEASE],
@@ -274,7 +274,15 @@ impl Scrub {
     /// One member of a live index, against its record.
     fn ghost(&mut self, entry: &Entry, tenant: &str, queue: &str, at: usize, cx: &mut Cx<'_>) {
         let (Some(id), [main, lease]) = (keys::job_of(&entry.member), &*entry.records) else { return };
-        let index = live_index(tenant, queue, at);
+        let index = walked(tenant, queue, at);
+        if at >= LIVE_INDEXES {
+            // books-balance: an ended child whose record has vanished has no time at which it is trimmed.
+            if main.is_absent() {
+                let writes = vec![remove(index, &entry.member)];
+                self.draft(Draft::new(vec![Guard::Absent(keys::job(id))], writes), Mark::GhostRemoved);
+            }
+            return;
+        }
         let class = keys::status_of(&index).map(|(_, _, class, _)| class);
         let home = class.map(|class| Home { tenant, queue, class });
         let guards = vec![as_read(keys::lease(id), lease)];
@@ -326,10 +334,22 @@ const PAGE_BYTES: usize = 2 * 1024 * 1024;
 /// Members of one of them that a page looks at.
 const GHOSTS: usize = 20;
 
-fn live_index(tenant: &str, queue: &str, at: usize) -> Name {
-    let class = Class::ALL.get(at / Status::LIVE.len()).copied().unwrap_or(Class::Batch);
-    let status = Status::LIVE.get(at % Status::LIVE.len()).copied().unwrap_or(Status::Queued);
+/// Indexes of a queue that are walked: first those of live jobs, then those of ended ones.
+const WALKED: usize = LIVE_INDEXES + Status::TERMINAL.len() * Class::ALL.len();
+
+fn walked(tenant: &str, queue: &str, at: usize) -> Name {
+    let (statuses, at) = match at.checked_sub(LIVE_INDEXES) {
+        Some(at) => (&Status::TERMINAL[..], at),
+        None => (&Status::LIVE[..], at),
+    };
+    let class = Class::ALL.get(at / statuses.len()).copied().unwrap_or(Class::Batch);
+    let status = statuses.get(at % statuses.len()).copied().unwrap_or(Status::Queued);
     Home { tenant, queue, class }.index(status)
+}
+
+/// Where the walk of an index begins. Ended jobs are trimmed at their time; only children have none.
+fn begins(at: usize) -> Option<(Score, Name)> {
+    (at >= LIVE_INDEXES).then(|| (SCORE_MAX - 1, Name::from_static("\u{7f}")))
 }
 
 /// The transactions that put back what one job lacks. `places`: in the nine status indexes, then in

@@ -62,13 +62,7 @@ pub fn create(body: &Bytes, carried: Carried) -> Result<CreateGroup, Problem> {
             }
             "sealed" => sealed = value.bool()?,
             "open_timeout_ms" => open_timeout_ms = Some(value.u64()?),
-            "idempotency_key" => {
-                let given = value.string()?;
-                if key.as_ref().is_some_and(|header| *header != given) {
-                    return Err(Problem::field(value.field, "differs from the header Idempotency-Key"));
-                }
-                key = Some(given);
-            }
+            "idempotency_key" => submit::agree(&mut key, value)?,
             _ => submit::option(&mut common, value)?,
         }
     }
@@ -125,9 +119,7 @@ fn child(raw: &RawValue, body: &Bytes) -> Result<Submit, Problem> {
             _ => submit::option(&mut child, value)?,
         }
     }
-    child.payload = content.content("payload", "payload_base64")?.ok_or_else(|| {
-        Problem::field("payload", "is missing: give `payload`, or `payload_base64` with `content_type`")
-    })?;
+    child.payload = content.payload()?;
     Ok(child)
 }
 

@@ -76,23 +76,25 @@ fn from_fields(fields: fields::Fields<'_>, body: &Bytes, carried: Carried) -> Re
             _ if value.is_null() => {}
             "payload_base64" => content.base64 = Some(value.base64()?),
             "content_type" => content.content_type = Some(value.string()?),
-            "idempotency_key" => {
-                let given = value.string()?;
-                if key.as_ref().is_some_and(|header| *header != given) {
-                    return Err(Problem::field(value.field, "differs from the header Idempotency-Key"));
-                }
-                key = Some(given);
-            }
+            "idempotency_key" => agree(&mut key, value)?,
             _ => option(&mut options, value)?,
         }
     }
     options.queue = fields::required("queue", queue)?;
-    options.payload = content.content("payload", "payload_base64")?.ok_or_else(|| {
-        Problem::field("payload", "is missing: give `payload`, or `payload_base64` with `content_type`")
-    })?;
+    options.payload = content.payload()?;
     options.key = key;
     options.traceparent = carried.traceparent;
     Ok(options)
+}
+
+/// Takes a key given in the body, which must be that of the header if there is one.
+pub fn agree(key: &mut Option<String>, value: Value<'_>) -> Result<(), Problem> {
+    let given = value.string()?;
+    if key.as_ref().is_some_and(|header| *header != given) {
+        return Err(Problem::field(value.field, "differs from the header Idempotency-Key"));
+    }
+    *key = Some(given);
+    Ok(())
 }
 
 /// Reads a job whose payload is the whole body.
@@ -151,6 +153,13 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// A payload, which must be there.
+    pub fn payload(self) -> Result<Content, Problem> {
+        self.content("payload", "payload_base64")?.ok_or_else(|| {
+            Problem::field("payload", "is missing: give `payload`, or `payload_base64` with `content_type`")
+        })
+    }
+
     /// Puts them together; `None` if there was none of them.
     pub fn content(self, json: &'static str, base64: &'static str) -> Result<Option<Content>, Problem> {
         match (self.json, self.base64, self.content_type) {

@@ -7,7 +7,9 @@
 //! spells its keys; it shares none of its transitions.
 
 mod balance;
+mod children;
 mod facts;
+mod group_books;
 mod group_replies;
 mod groups;
 mod keys;
