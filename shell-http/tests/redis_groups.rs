@@ -1,5 +1,5 @@
 //! Goal: with three servers on one Redis a group never has more children in flight than its limit, by the
-//! store's own books, and reaches the limit while work remains; it is final once. Method: workers that claim
+//! store's own books, and is never long below it while work remains; it is final once. Method: workers that claim
 //! and complete through any of the servers, and a watcher that asks Redis itself; half-way one server is
 //! killed.
 
@@ -10,7 +10,7 @@ mod redis_server;
 mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis_server::Server as Redis;
 use serde_json::{Value, json};
@@ -19,6 +19,9 @@ use support::{Server, until};
 const CHILDREN: usize = 600;
 const LIMIT: u64 = 7;
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A place that nobody filled at once is filled by the sweep of any replica that is left, each second; the
+/// rest is for a busy machine.
+const UNDER_USE: Duration = Duration::from_secs(10);
 
 fn serve(redis: &Redis) -> Server {
     Server::on("127.0.0.1:0".parse().unwrap(), &redis.url(), &[])
@@ -40,7 +43,7 @@ fn three_servers_hold_the_limit_and_reach_it() {
     let over = AtomicBool::new(false);
     let done = AtomicUsize::new(0);
     let addresses = [victim.as_ref().unwrap().address, servers[0].address, servers[1].address];
-    let (seen, reached, most) = std::thread::scope(|scope| {
+    let (longest, most) = std::thread::scope(|scope| {
         for worker in 0..8 {
             let (over, done) = (&over, &done);
             scope.spawn(move || {
@@ -73,16 +76,18 @@ fn three_servers_hold_the_limit_and_reach_it() {
         }
         let watcher = scope.spawn(|| {
             let mut connection = redis.client();
-            let (mut seen, mut reached, mut most) = (0_u32, 0_u32, 0_u64);
+            let (mut longest, mut most) = (Duration::ZERO, 0_u64);
+            let mut full = Instant::now();
             while !over.load(Ordering::Relaxed) {
                 let n: u64 = redis::cmd("ZCARD").arg(&released).query(&mut connection).unwrap();
                 most = most.max(n);
-                if done.load(Ordering::Relaxed) < CHILDREN - 50 {
-                    seen += 1;
-                    reached += u32::from(n == LIMIT);
+                // While this holds, there are children that still wait for their place.
+                if n == LIMIT || done.load(Ordering::Relaxed) >= CHILDREN - 50 {
+                    full = Instant::now();
                 }
+                longest = longest.max(full.elapsed());
             }
-            (seen, reached, most)
+            (longest, most)
         });
         until("half is done", PATIENCE, || done.load(Ordering::Relaxed) > CHILDREN / 2);
         // Whatever it was doing for the group, the others go on with.
@@ -94,7 +99,7 @@ fn three_servers_hold_the_limit_and_reach_it() {
         watcher.join().unwrap()
     });
     assert_eq!(most, LIMIT, "never more, and as many as allowed");
-    assert!(reached * 4 > seen, "the limit was reached in {reached} of {seen} looks while work remained");
+    assert!(longest < UNDER_USE, "below the limit for {longest:?} while children waited");
     let end = client.get(&format!("/v1/groups/{id}")).json();
     assert_eq!((&end["status"], &end["counts"]["succeeded"]), (&json!("succeeded"), &json!(CHILDREN)));
     let result = client.get(&format!("/v1/groups/{id}/result")).json();

@@ -5,9 +5,12 @@
 //! case can try a fault at every event from there on. The oracle watches as ever: [`Script::broken`].
 
 use leasehold_core::event::Kind;
-use leasehold_core::job::record::{ErrorInfo, Status};
+use leasehold_core::ids::GroupId;
+use leasehold_core::job::record::{ErrorInfo, Owner, Status};
 use leasehold_core::opaque::Content;
-use leasehold_core::request::{Beat, Claim, Complete, EventCursor, EventView, Fail, Held, JobView, Leased, Submit};
+use leasehold_core::request::{
+    Beat, Claim, Complete, CreateGroup, EventCursor, EventView, Fail, GroupView, Held, JobView, Leased, Submit,
+};
 use leasehold_core::{Failure, JobId, Outcome, Request, Response, Token};
 
 use crate::calls::{CallId, Caller, Heard, ItemRef};
@@ -275,6 +278,48 @@ impl Script {
     /// How often that happened to the job.
     pub fn count(&mut self, replica: usize, job: JobId, kind: Kind) -> usize {
         self.events(replica).iter().filter(|e| e.event.of.job() == Some(job) && e.event.kind == kind).count()
+    }
+
+    // --- groups -------------------------------------------------------------------------------
+
+    /// The request that the next call makes of a group.
+    pub fn group_request(&self, asked: &CreateGroup) -> Request {
+        let mut asked = asked.clone();
+        asked.common.traceparent = Some(format!("t-{}", self.mark(0)));
+        Request::CreateGroup(Box::new(asked))
+    }
+
+    pub fn create_group(&mut self, replica: usize, asked: &CreateGroup) -> Result<GroupId, Failure> {
+        let request = self.group_request(asked);
+        self.ask(replica, request).map(|response| match response {
+            Response::GroupCreated(group) | Response::Group(group) => group.id,
+            other => unreachable!("{other:?}"),
+        })
+    }
+
+    pub fn extend(&mut self, replica: usize, group: GroupId, from: u32, children: &[Submit]) -> Outcome {
+        let traceparent = Some(format!("t-{}", self.mark(0)));
+        let children = children.iter().map(|c| Submit { traceparent: traceparent.clone(), ..c.clone() }).collect();
+        self.ask(replica, Request::ExtendGroup { tenant: TENANT.into(), group, from, children })
+    }
+
+    pub fn seal(&mut self, replica: usize, group: GroupId) -> Outcome {
+        self.ask(replica, Request::SealGroup { tenant: TENANT.into(), group })
+    }
+
+    pub fn group(&mut self, replica: usize, group: GroupId) -> Result<GroupView, Failure> {
+        self.ask(replica, Request::Group { tenant: TENANT.into(), group, wait_ms: 0 }).map(|response| match response {
+            Response::Group(group) => *group,
+            other => unreachable!("{other:?}"),
+        })
+    }
+
+    /// How often the group was finalized.
+    pub fn finalized(&mut self, replica: usize, group: GroupId) -> usize {
+        self.events(replica)
+            .iter()
+            .filter(|e| e.event.of == Owner::Group(group) && e.event.kind == Kind::GroupFinalized)
+            .count()
     }
 
     // --- breaking things ----------------------------------------------------------------------
