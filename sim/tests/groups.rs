@@ -76,7 +76,7 @@ fn work(s: &mut Script) {
 }
 
 /// The claimed job of that child.
-fn the<'a>(jobs: &'a [Leased], group: GroupId, child: u32) -> &'a Leased {
+fn the(jobs: &[Leased], group: GroupId, child: u32) -> &Leased {
     jobs.iter().find(|j| j.id == group.child(child)).unwrap()
 }
 
