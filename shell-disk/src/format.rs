@@ -1,9 +1,9 @@
 //! What the bytes in the folder mean. **Stores written today are read tomorrow**: whatever changes
 //! here changes [`FORMAT`].
 //!
-//! The folder holds `FORMAT` (this version, as text), `lock`, and fjall's `db` with three keyspaces:
+//! The folder holds `FORMAT` (this version, as text), `lock`, `journal` (see there) and three trees:
 //!
-//! | keyspace | key | value |
+//! | tree | key | value |
 //! | --- | --- | --- |
 //! | `records` | the record's key | frame, then its bytes, or their length if they are kept apart |
 //! | `bytes` | the record's key | bytes above [`APART`] |
@@ -21,7 +21,7 @@ use leasehold_core::store::engine::Head;
 use leasehold_core::store::{Clock, LogEntry, LogItem, Score, Version, decode_taken, encode_taken};
 
 /// The version of everything below.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 
 /// Bytes of a record that are more than this are kept apart from its frame: changing its expiry
 /// or comparing its version then does not touch them.
@@ -41,7 +41,7 @@ const SEPARATE: u8 = 1;
 const NEVER: u64 = u64::MAX;
 const FRAME: usize = 1 + 8 + 8 + 8;
 
-fn put_len(out: &mut Vec<u8>, mut n: usize) {
+pub(crate) fn put_len(out: &mut Vec<u8>, mut n: usize) {
     while n >= 0x80 {
         out.push(n as u8 | 0x80);
         n >>= 7;
@@ -49,7 +49,7 @@ fn put_len(out: &mut Vec<u8>, mut n: usize) {
     out.push(n as u8);
 }
 
-fn get_len(bytes: &mut &[u8]) -> Option<usize> {
+pub(crate) fn get_len(bytes: &mut &[u8]) -> Option<usize> {
     let mut n = 0;
     for shift in (0..63).step_by(7) {
         let (&b, rest) = bytes.split_first()?;

@@ -7,23 +7,29 @@
 //! persisted entry each. **The meaning of a read and of a commit is the core's**
 //! ([`leasehold_core::store::engine`]); this crate only keeps what it says.
 //!
-//! What can go wrong, and what is said: a sync that fails makes its whole group `Unknown` and stops
-//! the store until it is opened again; a store short of space refuses what grows; a damaged record
-//! hurts the read that asks for it, and stops the store at a commit that has to know it.
+//! What can go wrong, and what is said: a write or a sync that fails makes its whole group `Unknown` and
+//! stops the store, until [`Stopped::reopen`] has proven the disk and opened it from there ([`spawn`]'s
+//! thread does that by itself); a store short of space refuses what grows; a damaged record hurts the
+//! read that asks for it; damage that would lose something acknowledged keeps the store from opening.
 //!
 //! Reading order: `store` (a group of calls, from memory to disk), `shelf` (records, through what the
-//! group has changed of them), `format` (what the bytes mean), `open`, `folder`, `clock`, `thread`.
+//! group has changed of them), `durable` (a group's way into journal and tables), `journal`, `tree`,
+//! `tables` (the threads), `format` (what the bytes mean), `open`, `folder`, `clock`, `thread`.
 
 mod clock;
+mod durable;
 mod folder;
 mod format;
+mod journal;
 mod open;
 mod shelf;
 mod store;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod thread;
+mod tree;
 
 pub use folder::OpenError;
-pub use store::{DiskStore, Options};
+pub use store::{DiskStore, Options, Stopped};
 pub use thread::{Event, Handle, spawn};

@@ -4,40 +4,18 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use fjall::{Keyspace, OwnedWriteBatch};
 use leasehold_core::Name;
 use leasehold_core::store::engine::{Head, Records, Stored};
 use leasehold_core::store::{Clock, Version};
 
 use crate::format::{APART, decode_record, encode_record, expiry_key};
-
-/// Why a record could not be read.
-#[derive(Debug)]
-pub(crate) enum Broken {
-    Engine(fjall::Error),
-    /// Bytes that this format does not know.
-    Undecodable(Name),
-}
-
-impl std::fmt::Display for Broken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Broken::Engine(error) => write!(f, "{error}"),
-            Broken::Undecodable(key) => write!(f, "what is stored under {key} cannot be decoded"),
-        }
-    }
-}
-
-impl From<fjall::Error> for Broken {
-    fn from(error: fjall::Error) -> Self {
-        Broken::Engine(error)
-    }
-}
+use crate::journal::{Batch, Place};
+use crate::tree::{Broken, Tree};
 
 pub(crate) struct Shelf {
-    pub records: Keyspace,
-    pub bytes: Keyspace,
-    pub small: Keyspace,
+    pub records: Tree,
+    pub bytes: Tree,
+    pub small: Tree,
     /// What the group has looked at or changed. Emptied with every group.
     group: RefCell<HashMap<Name, Slot>>,
     changed: bool,
@@ -46,6 +24,8 @@ pub(crate) struct Shelf {
     /// The largest key on disk under each prefix (up to the first `/`). New records mostly have keys
     /// above it, and are then known to be absent without a look at the disk.
     tops: HashMap<Box<[u8]>, Name>,
+    /// Why the largest keys are not known: then the disk is asked.
+    unsure: Option<String>,
 }
 
 /// Records lately read or written, as they are on disk: a record that was put is mostly looked at
@@ -84,16 +64,6 @@ impl Recent {
     fn remove(&mut self, key: &Name) {
         self.young.remove(key);
         self.old.remove(key);
-    }
-}
-
-/// Whether what is on disk is not what was written there, as opposed to a disk that does not answer.
-fn is_damage(error: &fjall::Error) -> bool {
-    use fjall::Error as E;
-    match error {
-        E::Storage(inner) => !matches!(inner, fjall::LsmError::Io(_)),
-        E::Decompress(_) | E::InvalidTrailer | E::InvalidTag(_) => true,
-        _ => false,
     }
 }
 
@@ -142,18 +112,12 @@ fn apart(head: &Head) -> bool {
 }
 
 impl Shelf {
-    pub(crate) fn new(records: Keyspace, bytes: Keyspace, small: Keyspace) -> fjall::Result<Self> {
-        let mut tops: HashMap<Box<[u8]>, Name> = HashMap::new();
-        let mut from: Vec<u8> = Vec::new();
-        while let Some(entry) = records.range(from..).next() {
-            let first = prefix(&entry.key()?).to_vec();
-            let end = past(&first);
-            // The entry just met is one of them.
-            if let Some(last) = records.range(first.clone()..end.clone()).next_back() {
-                tops.insert(first.into(), Name::new(&last.key()?));
-            }
-            from = end;
-        }
+    pub(crate) fn new([records, bytes, small]: [Tree; 3]) -> Result<Self, Broken> {
+        let (tops, unsure) = match tops(&records) {
+            Ok(tops) => (tops, None),
+            Err(Broken::Damaged(why)) => (HashMap::new(), Some(format!("a table of records cannot be read: {why}"))),
+            Err(error) => return Err(error),
+        };
         Ok(Shelf {
             records,
             bytes,
@@ -163,23 +127,29 @@ impl Shelf {
             recent: RefCell::default(),
             damaged: RefCell::default(),
             tops,
+            unsure,
         })
     }
 
+    /// What was found damaged when this was made.
+    pub(crate) fn unsure(&self) -> Option<String> {
+        self.unsure.clone()
+    }
+
     fn load(&self, key: &Name) -> Result<Option<Item>, Broken> {
-        if self.tops.get(prefix(key)).is_none_or(|top| *key > *top) {
+        if self.unsure.is_none() && self.tops.get(prefix(key)).is_none_or(|top| *key > *top) {
             return Ok(None);
         }
         if let Some(item) = self.recent.borrow_mut().get(key) {
             return Ok(Some(item));
         }
-        let value = match self.records.get(&**key) {
+        let value = match self.records.get(key) {
             Ok(Some(value)) => value,
             Ok(None) => return Ok(None),
-            Err(error) if is_damage(&error) => return Ok(Some(self.damage(key))),
-            Err(error) => return Err(error.into()),
+            Err(Broken::Damaged(_)) => return Ok(Some(self.damage(key))),
+            Err(error) => return Err(error),
         };
-        let Some((head, bytes)) = decode_record(&value.into()) else { return Ok(Some(self.damage(key))) };
+        let Some((head, bytes)) = decode_record(&value) else { return Ok(Some(self.damage(key))) };
         let item = Item { head, bytes };
         self.recent.borrow_mut().put(key.clone(), item.clone());
         Ok(Some(item))
@@ -188,12 +158,16 @@ impl Shelf {
     /// A record that is there and cannot be read: given as one without bytes and of a version that
     /// nobody draws, so that whoever reads it sees that it is damaged, and can say so and guard by it.
     fn damage(&self, key: &Name) -> Item {
-        let mut damaged = self.damaged.borrow_mut();
-        if !damaged.contains(key) {
-            damaged.push(key.clone());
-        }
+        self.tell_damaged(key.clone());
         let head = Head { version: Version(0), at: 0, expiry: None, len: 0 };
         Item { head, bytes: Some(Bytes::new()) }
+    }
+
+    pub(crate) fn tell_damaged(&self, key: Name) {
+        let mut damaged = self.damaged.borrow_mut();
+        if !damaged.contains(&key) {
+            damaged.push(key);
+        }
     }
 
     /// Records found damaged since this was last asked.
@@ -211,10 +185,10 @@ impl Shelf {
         let bytes = match item.bytes {
             Some(bytes) => bytes,
             None => {
-                let bytes = match self.bytes.get(&**key) {
-                    Ok(bytes) => bytes.map(Bytes::from).filter(|b| b.len() == len),
-                    Err(error) if is_damage(&error) => None,
-                    Err(error) => return Err(error.into()),
+                let bytes = match self.bytes.get(key) {
+                    Ok(bytes) => bytes.filter(|b| b.len() == len),
+                    Err(Broken::Damaged(_)) => None,
+                    Err(error) => return Err(error),
                 };
                 match bytes {
                     Some(bytes) => bytes,
@@ -261,7 +235,7 @@ impl Shelf {
     }
 
     /// Adds the group's changes, one write for each key, and tells each new expiry.
-    pub(crate) fn write(&mut self, batch: &mut OwnedWriteBatch, mut expires: impl FnMut(Clock)) {
+    pub(crate) fn write(&mut self, batch: &mut Batch, mut expires: impl FnMut(Clock)) {
         self.changed = false;
         let recent = self.recent.get_mut();
         for (key, slot) in self.group.get_mut().drain() {
@@ -272,25 +246,25 @@ impl Shelf {
             let Some(item) = slot.now else {
                 recent.remove(&key);
                 if slot.disk.is_some() {
-                    remove(&self.records, &self.bytes, batch, &key, had_apart);
+                    remove(batch, &key, had_apart);
                 }
                 continue;
             };
             let separate = apart(&item.head);
             let inline = item.bytes.as_deref().filter(|_| !separate);
-            batch.insert(&self.records, key.to_bytes(), encode_record(&item.head, inline));
+            batch.insert(Place::Records, key.to_bytes(), encode_record(&item.head, inline));
             let kept = Item { head: item.head, bytes: item.bytes.clone().filter(|_| !separate) };
             match item.bytes {
                 Some(bytes) if separate && slot.change == Change::Whole => {
-                    batch.insert(&self.bytes, key.to_bytes(), bytes)
+                    batch.insert(Place::Bytes, key.to_bytes(), bytes)
                 }
-                _ if had_apart && !separate => batch.remove(&self.bytes, key.to_bytes()),
+                _ if had_apart && !separate => batch.remove(Place::Bytes, key.to_bytes()),
                 _ => {}
             }
             if let Some(expiry) = item.head.expiry
                 && slot.disk.is_none_or(|d| d.expiry != Some(expiry))
             {
-                batch.insert(&self.small, expiry_key(expiry, &key), Bytes::new());
+                batch.insert(Place::Small, expiry_key(expiry, &key), Bytes::new());
                 expires(expiry);
             }
             match self.tops.get_mut(prefix(&key)) {
@@ -305,11 +279,27 @@ impl Shelf {
     }
 }
 
+/// The largest key under each prefix.
+fn tops(records: &Tree) -> Result<HashMap<Box<[u8]>, Name>, Broken> {
+    let mut tops: HashMap<Box<[u8]>, Name> = HashMap::new();
+    let mut from: Vec<u8> = Vec::new();
+    while let Some(entry) = records.range(from..)?.next() {
+        let first = prefix(&entry?.0).to_vec();
+        let end = past(&first);
+        // The entry just met is one of them.
+        if let Some(last) = records.range(first.clone()..end.clone())?.next_back() {
+            tops.insert(first.into(), Name::new(&last?.0));
+        }
+        from = end;
+    }
+    Ok(tops)
+}
+
 /// Deletes a record.
-pub(crate) fn remove(records: &Keyspace, bytes: &Keyspace, batch: &mut OwnedWriteBatch, key: &Name, separate: bool) {
-    batch.remove(records, key.to_bytes());
+pub(crate) fn remove(batch: &mut Batch, key: &Name, separate: bool) {
+    batch.remove(Place::Records, key.to_bytes());
     if separate {
-        batch.remove(bytes, key.to_bytes());
+        batch.remove(Place::Bytes, key.to_bytes());
     }
 }
 

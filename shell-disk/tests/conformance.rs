@@ -16,7 +16,7 @@ struct Fresh {
 }
 
 impl Fresh {
-    fn new(reserve_bytes: u64) -> Fresh {
+    fn new(reserve_bytes: Option<u64>) -> Fresh {
         let folder = tempfile::tempdir().expect("a folder");
         let clock = Arc::new(AtomicU64::new(1_700_000_000_000_000));
         let now = clock.clone();
@@ -53,12 +53,12 @@ impl TestStore for Fresh {
 
 #[test]
 fn the_disk_store_conforms() {
-    conformance::run(|| Fresh::new(0));
+    conformance::run(|| Fresh::new(Some(0)));
 }
 
 #[test]
 fn without_room_it_refuses_growth_and_only_growth() {
-    let mut store = Fresh::new(u64::MAX);
+    let mut store = Fresh::new(Some(u64::MAX));
     let commit = |grows| Commit { txns: Vec::new(), grows };
     assert_eq!(store.commit(&commit(true)), Err(StoreError::Full));
     assert!(store.commit(&commit(false)).is_ok());

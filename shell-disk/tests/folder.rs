@@ -48,7 +48,8 @@ fn a_folder_is_held_by_one_process() {
         String::from_utf8_lossy(&out.stdout).into_owned()
     };
     let held = open(folder.path()).expect("it opens");
-    assert!(child().contains("refused: "), "while it is held");
+    let own = format!("is in use by process {}", std::process::id());
+    assert!(child().contains(&own), "while it is held");
     drop(held);
     assert!(child().contains("opened"), "when it is free");
     open(folder.path()).expect("the other process has ended");
@@ -69,12 +70,21 @@ fn another_format_is_refused_and_left_alone() {
     drop(open(folder.path()).expect("it opens"));
     let marker = folder.path().join("FORMAT");
     let own = fs::read_to_string(&marker).expect("read");
-    assert_eq!(own, "leasehold-disk 1\n");
-    for other in ["leasehold-disk 2\n", "leasehold-disk 10\n", "", "\u{0}\u{1}", "leasehold-disk\n"] {
+    assert_eq!(own, "leasehold-disk 2\n");
+    let others = [
+        ("leasehold-disk 1\n", "let that version run its jobs to their end, and give this one a new folder"),
+        ("leasehold-disk 3\n", "a newer one"),
+        ("leasehold-disk 20\n", "a newer one"),
+        ("", "restore it"),
+        ("\u{0}\u{1}", "restore it"),
+        ("leasehold-disk\n", "restore it"),
+    ];
+    for (other, todo) in others {
         fs::write(&marker, other).expect("written");
         let error = open(folder.path()).expect_err("unknown");
         assert!(matches!(error, OpenError::Format { .. }), "{other:?}: {error}");
-        assert!(error.to_string().contains("leasehold-disk 1"), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("leasehold-disk 2") && text.contains(todo), "{text}");
         assert_eq!(fs::read_to_string(&marker).expect("read"), other);
     }
     fs::write(&marker, own).expect("written");
@@ -87,4 +97,51 @@ fn an_interrupted_first_opening_is_taken_up() {
     fs::write(folder.path().join("lock"), "").expect("written");
     fs::write(folder.path().join("FORMAT.new"), "leaseh").expect("written");
     open(folder.path()).expect("it opens");
+}
+
+/// Every file with its bytes, but for the lock, which names its holder, and lists of tables: opening
+/// removes those that have been replaced (the one in use is named by `current`, with its checksum).
+fn files(folder: &std::path::Path) -> std::collections::BTreeMap<std::path::PathBuf, Vec<u8>> {
+    let mut found = std::collections::BTreeMap::new();
+    for entry in fs::read_dir(folder).expect("listed") {
+        let path = entry.expect("listed").path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else if !path.ends_with("lock") && !path.file_name().is_some_and(|n| n.to_string_lossy().starts_with('v')) {
+            found.insert(path.clone(), fs::read(path).expect("read"));
+        }
+    }
+    found
+}
+
+#[test]
+fn looking_changes_nothing() {
+    use leasehold_core::store::{Commit, Read, Store, StoreError};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let missing = folder.path().join("missing");
+    let read_only = Options { read_only: true, ..Options::default() };
+    let error = DiskStore::open(&missing, read_only.clone()).expect_err("there is none");
+    assert!(matches!(error, OpenError::Missing { .. }) && !missing.exists(), "{error}");
+
+    let path = folder.path().join("store");
+    let mut store = open(&path).expect("it opens");
+    let nothing = Commit { txns: Vec::new(), grows: false };
+    store.commit(&nothing).expect("it works");
+    store.close();
+    drop(store);
+    let before = files(&path);
+    for options in [Options::default(), read_only.clone()] {
+        let mut store = DiskStore::open(&path, options.clone()).expect("it opens");
+        store.read(&Read::default()).expect("it reads");
+        if options.read_only {
+            assert_eq!(store.commit(&nothing), Err(StoreError::Unavailable));
+            assert_eq!(store.poisoned(), None, "a refusal is no failure");
+            store.close();
+        }
+        drop(store);
+        let after = files(&path);
+        let changed: Vec<_> = before.keys().chain(after.keys()).filter(|k| before.get(*k) != after.get(*k)).collect();
+        assert!(changed.is_empty(), "{changed:?} after {options:?}");
+    }
 }

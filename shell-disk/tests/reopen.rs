@@ -35,7 +35,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn open(path: &Path, clock: &Arc<AtomicU64>) -> DiskStore {
     let clock = clock.clone();
     let now: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || clock.load(Ordering::SeqCst));
-    DiskStore::open(path, Options { clock: Some(now), reserve_bytes: 0, ..Options::default() }).expect("it opens")
+    DiskStore::open(path, Options { clock: Some(now), reserve_bytes: Some(0), ..Options::default() }).expect("it opens")
 }
 
 fn scan(store: &mut dyn Store, clock: u64) -> Vec<leasehold_core::Name> {

@@ -271,6 +271,18 @@ impl<S: StoreHandle> Loop<S> {
                         tracing::error!(%key, "what is stored under this key is not what was written there");
                         continue;
                     }
+                    Event::Fault(what) => {
+                        tracing::error!("the store has met a fault, and goes on: {what}");
+                        continue;
+                    }
+                    Event::Stopped(why) => {
+                        tracing::error!("the store has stopped, and will be opened anew: {why}");
+                        continue;
+                    }
+                    Event::Working => {
+                        tracing::info!("the store was opened anew, has proven that it writes, and serves again");
+                        continue;
+                    }
                 };
                 self.step(input);
             }

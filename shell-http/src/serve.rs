@@ -86,16 +86,11 @@ async fn run(listener: TcpListener, app: Arc<App>, max_connections: usize, grace
 /// Returns when the replica has failed.
 async fn watch_over(app: &App) -> io::Error {
     let mut pulse = tokio::time::interval(PULSE);
-    let mut poisoned = false;
     loop {
         pulse.tick().await;
-        let Some(look) = app.driver.look().await else {
+        // A store that has stopped is no reason to end: calls are answered 503 until it works again.
+        if app.driver.look().await.is_none() {
             return io::Error::other("the replica has failed: this process can do nothing more");
-        };
-        if let Some(why) = look.store_poisoned.filter(|_| !poisoned) {
-            // The process stays, to say so honestly: every call is answered 503.
-            tracing::error!("the store works no more until this process is restarted: {why}");
-            poisoned = true;
         }
     }
 }

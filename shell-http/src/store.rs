@@ -17,7 +17,7 @@ use crate::driver::Deliver;
 pub trait StoreHandle: Send + 'static {
     /// False: the call was not taken, and nothing will be delivered for it.
     fn send(&self, id: StoreId, op: StoreOp) -> bool;
-    /// Why the store works no more, if so.
+    /// Why the store does not work at present, if so.
     fn poisoned(&self) -> Option<String>;
     /// What is wrong with how the store is set up, if anything: it works for now.
     fn warning(&self) -> Option<String> {
@@ -113,7 +113,7 @@ impl StoreHandle for AnyStore {
 
     fn poisoned(&self) -> Option<String> {
         match self {
-            AnyStore::Disk { handle, .. } => handle.poisoned().map(str::to_owned),
+            AnyStore::Disk { handle, .. } => handle.poisoned(),
             AnyStore::Redis(handle) => handle.is_gone().then(|| "the store's thread has ended".into()),
             AnyStore::Memory(_) => None,
         }

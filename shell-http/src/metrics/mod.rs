@@ -147,7 +147,7 @@ fn write_look(page: &mut Page, look: &Look) {
         page.sample(&[("mark", &snake(&format!("{mark:?}")))], count);
     }
     let poisoned = u64::from(look.store_poisoned.is_some());
-    page.one("leasehold_store_poisoned", "gauge", "1 if the store works no more until a restart.", poisoned);
+    page.one("leasehold_store_poisoned", "gauge", "1 while the store has stopped and is being opened anew.", poisoned);
     let warning = u64::from(look.store_warning.is_some());
     page.one("leasehold_store_warning", "gauge", "1 if the store is set up so that it may lose jobs.", warning);
 }

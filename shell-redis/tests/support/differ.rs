@@ -51,7 +51,7 @@ fn round(address: &Address, ops: u64, draw: &mut Rng, with_disk: bool, done: &mu
     let mut disk = with_disk.then(|| {
         let now = disk_clock.clone();
         let clock: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || now.load(Ordering::SeqCst));
-        let options = leasehold_disk::Options { clock: Some(clock), reserve_bytes: 0, ..Default::default() };
+        let options = leasehold_disk::Options { clock: Some(clock), reserve_bytes: Some(0), ..Default::default() };
         DiskStore::open(folder.path(), options).unwrap()
     });
     for n in 0..ops {

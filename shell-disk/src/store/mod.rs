@@ -1,71 +1,44 @@
 //! The store: a group of calls is applied in memory, written as one batch, synced once, answered.
 
+mod bounds;
+mod garbage;
+mod log;
+mod options;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use fjall::{Database, OwnedWriteBatch, PersistMode};
 use leasehold_core::store::engine::{self, Books, Change, Effects};
 use leasehold_core::store::{
-    Clock, Commit, CommitReply, LogEntry, LogItem, LogRead, Read, SCORE_MAX, Scan, ScanPage, Score, Snapshot, Store,
-    StoreError,
+    Clock, Commit, CommitReply, Read, SCORE_MAX, Scan, ScanPage, Score, Snapshot, Store, StoreError,
 };
-use leasehold_core::{Name, StoreAnswer, StoreOp, limits};
+use leasehold_core::{Name, StoreAnswer, StoreOp};
 
 use crate::clock::SteadyClock;
+use crate::durable::Durable;
 use crate::folder::{Folder, OpenError};
-use crate::format::{CLOCK_KEY, decode_log, encode_log, expiry_key, log_key, member_key, parse_expiry, parse_log};
+use crate::format::{CLOCK_KEY, log_key, member_key};
+use crate::journal::{Batch, Place};
 use crate::open;
-use crate::shelf::{self, Broken, Shelf};
+use crate::shelf::Shelf;
+use crate::tree::Broken;
 
-/// A record is removed so long after its expiry: longer than any clock can be thought to be wrong.
-const GARBAGE_AFTER: u64 = limits::MINUTE;
-/// Records that one step of housekeeping removes, at least and at most.
-const GARBAGE_MIN: usize = 500;
-const GARBAGE_MAX: usize = 10_000;
+pub use options::Options;
+
 /// Entries that a log may have above what it keeps before they are cut off.
 const LOG_SLACK: u64 = 256;
 /// Entries of one log that one batch cuts off.
 const LOG_CUT: u64 = 1_024;
-/// The clock handed out to reads may be so far past the largest one on disk.
-const CLOCK_LAG: u64 = 10 * limits::SECOND;
+/// How long the merging of tables is held back when it stopped the store: doubled each time.
+const HOLD_MIN: Duration = Duration::from_secs(60);
+const HOLD_MAX: Duration = Duration::from_secs(24 * 3_600);
 /// Free space is looked at again after so many microseconds.
 const SPACE_MICROS: u128 = 500_000;
-
-/// How to open a store.
-#[derive(Clone)]
-pub struct Options {
-    /// Microseconds since the Unix epoch. Without one: the system's clock, kept from ever going
-    /// back, also across restarts.
-    pub clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
-    /// Entries that each log keeps, at least 1.
-    pub log_keep: u64,
-    /// Memory for blocks read from disk, bytes.
-    pub cache_bytes: u64,
-    /// With less free space than this, commits that grow are refused ([`StoreError::Full`]) and the
-    /// others go on, which drains the store.
-    pub reserve_bytes: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { clock: None, log_keep: 100_000, cache_bytes: 128 * 1024 * 1024, reserve_bytes: 1024 * 1024 * 1024 }
-    }
-}
-
-impl std::fmt::Debug for Options {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options")
-            .field("own_clock", &self.clock.is_some())
-            .field("log_keep", &self.log_keep)
-            .field("cache_bytes", &self.cache_bytes)
-            .field("reserve_bytes", &self.reserve_bytes)
-            .finish()
-    }
-}
+/// What is kept free of a large file system.
+const RESERVE_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// The entries that a log has: sequence numbers `first..next`, without gaps.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +49,8 @@ pub(crate) struct LogSpan {
 
 /// The embedded store. Everything that a commit's answer says is on disk before it is given.
 pub struct DiskStore {
-    // Dropped in this order: the database before the lock of its folder.
-    db: Database,
+    // Dropped in this order: what has files open before the lock of their folder.
+    durable: Durable,
     shelf: Shelf,
     folder: Folder,
     options: Options,
@@ -95,8 +68,18 @@ pub struct DiskStore {
     /// Expiries that were written since housekeeping last looked.
     expiring: usize,
     space: Option<(Instant, bool)>,
-    #[cfg(test)]
-    pub(crate) fail_sync: bool,
+    /// How long the merging of tables is held back after a reopening that it caused.
+    hold: Duration,
+}
+
+/// What is left of a store that has stopped: the folder, still held, and the clock.
+#[derive(Debug)]
+pub struct Stopped {
+    folder: Folder,
+    options: Options,
+    clock: SteadyClock,
+    clock_seen: Clock,
+    hold: Duration,
 }
 
 /// What was applied in memory and is not on disk yet.
@@ -129,27 +112,54 @@ impl DiskStore {
     /// # Errors
     /// Each says what to do.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<DiskStore, OpenError> {
-        let folder = Folder::hold(path.as_ref())?;
-        let open::Opened { db, shelf, books, logs, clock } = open::open(&folder, &options)?;
+        let folder = Folder::hold(path.as_ref(), options.read_only)?;
+        Self::load(folder, options, None, Duration::ZERO).map_err(|(_, error)| error)
+    }
+
+    fn load(
+        folder: Folder,
+        options: Options,
+        clock: Option<(SteadyClock, Clock)>,
+        hold: Duration,
+    ) -> Result<DiskStore, (Box<Stopped>, OpenError)> {
+        let opened = match open::open(&folder, &options, hold) {
+            Ok(opened) => opened,
+            Err(error) => {
+                let (clock, clock_seen) = clock.unwrap_or_else(|| (SteadyClock::new(0), 0));
+                return Err((Box::new(Stopped { folder, options, clock, clock_seen, hold }), error));
+            }
+        };
+        let open::Opened { durable, shelf, books, logs, clock: kept } = opened;
+        let (clock, clock_seen) = clock.unwrap_or_else(|| (SteadyClock::new(kept), kept));
         Ok(DiskStore {
-            db,
+            durable,
             shelf,
             folder,
             options,
-            clock: SteadyClock::new(clock),
+            clock,
             books,
             logs,
             group: Group::default(),
             topics: Vec::new(),
             poisoned: None,
-            clock_seen: clock,
-            clock_kept: clock,
+            clock_seen: clock_seen.max(kept),
+            clock_kept: kept,
             garbage_from: 0,
             expiring: 0,
             space: None,
-            #[cfg(test)]
-            fail_sync: false,
+            hold,
         })
+    }
+
+    /// Closes a store that has stopped, without writing anything.
+    pub fn stop(self) -> Box<Stopped> {
+        let hold = match self.durable.failed() {
+            // It would fail again at once: let everything else have its time.
+            Some((_, true)) => (2 * self.hold).clamp(HOLD_MIN, HOLD_MAX),
+            _ => self.hold,
+        };
+        let DiskStore { folder, options, clock, clock_seen, .. } = self;
+        Box::new(Stopped { folder, options, clock, clock_seen, hold })
     }
 
     /// Answers calls, in order. Their commits become durable together, by one sync, before any of
@@ -188,7 +198,7 @@ impl DiskStore {
         self.shelf.clear();
     }
 
-    /// Why the store does not work any more, if so. Reopening it is the only way out.
+    /// Why the store does not work any more, if so. The way out: [`DiskStore::stop`], [`Stopped::reopen`].
     pub fn poisoned(&self) -> Option<&str> {
         self.poisoned.as_deref()
     }
@@ -196,10 +206,11 @@ impl DiskStore {
     /// A step of housekeeping, to be called now and then: removes some of what has expired. Returns
     /// whether there is more to do.
     pub fn tidy(&mut self) -> bool {
-        if self.poisoned.is_some() {
+        if self.poisoned.is_some() || self.options.read_only {
             return false;
         }
-        match self.collect() {
+        let result = self.collect().and_then(|more| self.durable.idle().map(|()| more));
+        match result {
             Ok(more) => more,
             Err(error) => {
                 self.poison(format!("housekeeping failed: {error}"));
@@ -208,15 +219,20 @@ impl DiskStore {
         }
     }
 
-    /// Writes out what is known of the clock and syncs; what follows finds the store closed.
+    /// Writes out what is known of the clock, and everything as tables; what follows finds the store
+    /// closed.
     pub fn close(&mut self) {
-        if self.poisoned.is_none() {
-            let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
+        if self.poisoned.is_some() {
+            return;
+        }
+        let mut batch = Batch::default();
+        if !self.options.read_only {
             self.keep_clock(&mut batch);
-            match batch.commit().and_then(|()| self.db.persist(PersistMode::SyncAll)) {
-                Ok(()) => self.poisoned = Some("the store was closed".into()),
-                Err(error) => self.poison(format!("closing failed: {error}")),
-            }
+        }
+        let kept = if batch.is_empty() { Ok(()) } else { self.durable.commit(batch) };
+        match kept.and_then(|()| self.durable.close()) {
+            Ok(()) => self.poisoned = Some("the store was closed".into()),
+            Err(error) => self.poison(format!("closing failed: {error}")),
         }
     }
 
@@ -225,9 +241,28 @@ impl DiskStore {
         self.shelf.take_damaged()
     }
 
+    /// What was met on disk since this was last asked that is not as it should be, and was survived.
+    pub fn faults(&mut self) -> Vec<String> {
+        self.durable.take_faults()
+    }
+
     /// Bytes that the store takes on disk.
     pub fn disk_bytes(&self) -> u64 {
-        self.db.disk_space().unwrap_or_default()
+        self.durable.disk_bytes()
+    }
+
+    /// Bytes of all keys and values: what the store would take without any overhead. Walks through
+    /// everything.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`]: something cannot be read.
+    pub fn live_bytes(&self) -> Result<u64, StoreError> {
+        self.durable.live_bytes().map_err(|_| StoreError::Unavailable)
+    }
+
+    /// Whether housekeeping has given back what it can, if nothing else is done.
+    pub fn is_settled(&self) -> bool {
+        self.durable.is_settled()
     }
 
     /// Every index, for whoever checks them.
@@ -238,6 +273,11 @@ impl DiskStore {
     #[cfg(test)]
     pub(crate) fn shelf_for_tests(&self) -> &Shelf {
         &self.shelf
+    }
+
+    #[cfg(test)]
+    pub(crate) fn fail_sync(&mut self) {
+        self.durable.fail = true;
     }
 
     fn poison(&mut self, why: String) {
@@ -269,6 +309,12 @@ impl DiskStore {
     }
 
     fn apply(&mut self, commit: &Commit) -> Result<CommitReply, StoreError> {
+        if self.options.read_only {
+            return Err(StoreError::Unavailable);
+        }
+        if !bounds::hold(commit) {
+            return Err(StoreError::Unavailable);
+        }
         if commit.grows && self.is_full() {
             return Err(StoreError::Full);
         }
@@ -304,13 +350,6 @@ impl DiskStore {
         Ok(CommitReply { clock, answers })
     }
 
-    fn append(&mut self, log: Name, clock: Clock, items: &[LogItem]) {
-        let span = self.logs.entry(log.clone()).or_insert(LogSpan { first: 1, next: 1 });
-        let seq = span.next;
-        span.next += 1;
-        self.group.appends.push((log, seq, encode_log(clock, items)));
-    }
-
     /// Makes the group durable and answers what waited for it.
     fn settle<T>(
         &mut self,
@@ -340,24 +379,24 @@ impl DiskStore {
 
     /// One batch, one sync. Returns whether it is on disk for certain.
     fn write(&mut self) -> bool {
-        let mut batch = OwnedWriteBatch::with_capacity(self.db.clone(), 16 + 2 * self.group.members.len())
-            .durability(Some(PersistMode::SyncData));
+        let mut batch = Batch::default();
         self.keep_clock(&mut batch);
-        let small = self.shelf.small.clone();
         for ((index, member), moved) in self.group.members.drain() {
             match moved.now {
                 now if now == moved.disk => {}
-                Some(score) => batch.insert(&small, member_key(&index, &member), score.to_be_bytes().to_vec()),
-                None => batch.remove(&small, member_key(&index, &member)),
+                Some(score) => {
+                    batch.insert(Place::Small, member_key(&index, &member), score.to_be_bytes().to_vec());
+                }
+                None => batch.remove(Place::Small, member_key(&index, &member)),
             }
         }
         for (log, seq, entry) in self.group.appends.drain(..) {
-            batch.insert(&small, log_key(&log, seq), entry);
+            batch.insert(Place::Small, log_key(&log, seq), entry);
             if let Some(span) = self.logs.get_mut(&log) {
                 let keep_from = span.next.saturating_sub(self.options.log_keep.max(1));
                 if keep_from > span.first + LOG_SLACK {
                     let to = keep_from.min(span.first + LOG_CUT);
-                    (span.first..to).for_each(|seq| batch.remove(&small, log_key(&log, seq)));
+                    (span.first..to).for_each(|seq| batch.remove(Place::Small, log_key(&log, seq)));
                     span.first = to;
                 }
             }
@@ -369,14 +408,7 @@ impl DiskStore {
         });
         self.garbage_from = self.garbage_from.min(earliest);
         self.expiring += count;
-        // A sync that failed is never tried again: the system may have thrown away what it could not
-        // write, and say the next time that all is well.
-        #[cfg(test)]
-        if self.fail_sync {
-            self.poison("a sync failed: by order of a test".into());
-            return false;
-        }
-        match batch.commit() {
+        match self.durable.commit(batch) {
             Ok(()) => true,
             Err(error) => {
                 self.poison(format!("a commit could not be made durable: {error}"));
@@ -385,68 +417,21 @@ impl DiskStore {
         }
     }
 
-    fn keep_clock(&mut self, batch: &mut OwnedWriteBatch) {
+    fn keep_clock(&mut self, batch: &mut Batch) {
         if self.clock_seen > self.clock_kept {
-            batch.insert(&self.shelf.small, CLOCK_KEY, self.clock_seen.to_be_bytes().to_vec());
+            batch.insert(Place::Small, CLOCK_KEY, self.clock_seen.to_be_bytes().to_vec());
             self.clock_kept = self.clock_seen;
         }
-    }
-
-    fn log(&self, ask: &LogRead) -> Result<Vec<LogEntry>, Broken> {
-        let Some(span) = self.logs.get(&ask.log) else { return Ok(Vec::new()) };
-        let first = span.first.max(span.next.saturating_sub(self.options.log_keep.max(1)));
-        let from = ask.after.saturating_add(1).max(first);
-        let mut out = Vec::new();
-        if from >= span.next {
-            return Ok(out);
-        }
-        let range = log_key(&ask.log, from)..log_key(&ask.log, span.next);
-        for entry in self.shelf.small.range(range).take(ask.limit) {
-            let (key, value) = entry.into_inner()?;
-            let entry = parse_log(&key).and_then(|(_, seq)| decode_log(seq, &value));
-            out.push(entry.ok_or_else(|| Broken::Undecodable(ask.log.clone()))?);
-        }
-        Ok(out)
     }
 
     fn scan(&self, ask: &Scan) -> Result<ScanPage, Broken> {
         let from = ask.cursor.clone().map_or(Bound::Unbounded, Bound::Excluded);
         let mut keys = Vec::new();
-        for entry in self.shelf.records.range::<Bytes, _>((from, Bound::Unbounded)).take(ask.limit) {
-            keys.push(Name::new(&entry.key()?));
+        for entry in self.shelf.records.range::<Bytes>((from, Bound::Unbounded))?.take(ask.limit) {
+            keys.push(Name::new(&entry?.0));
         }
         let cursor = if keys.len() < ask.limit { None } else { keys.last().map(Name::to_bytes) };
         Ok(ScanPage { keys, cursor })
-    }
-
-    /// Removes records that expired more than a minute ago, oldest first.
-    fn collect(&mut self) -> Result<bool, Broken> {
-        let clock = self.tick();
-        let until = clock.saturating_sub(GARBAGE_AFTER);
-        let limit = (2 * std::mem::take(&mut self.expiring)).clamp(GARBAGE_MIN, GARBAGE_MAX);
-        let mut batch = self.db.batch().durability(Some(PersistMode::Buffer));
-        let mut met = 0;
-        let mut from = self.garbage_from.min(until);
-        for entry in self.shelf.small.range(expiry_key(from, b"")..expiry_key(until, b"")).take(limit) {
-            let entry = entry.key()?;
-            let parsed = parse_expiry(&entry).map(|(expiry, key)| (expiry, Name::new(key)));
-            let (expiry, key) = parsed.ok_or_else(|| Broken::Undecodable(Name::new(&entry)))?;
-            // The record may have been put anew, or its expiry moved: then another entry speaks of it.
-            if let Some(head) = self.shelf.head_on_disk(&key)?.filter(|h| h.expiry == Some(expiry)) {
-                self.shelf.forget(&key);
-                shelf::remove(&self.shelf.records, &self.shelf.bytes, &mut batch, &key, shelf::is_apart(&head));
-            }
-            batch.remove(&self.shelf.small, entry);
-            from = expiry;
-            met += 1;
-        }
-        if self.clock_seen > self.clock_kept + CLOCK_LAG {
-            self.keep_clock(&mut batch);
-        }
-        // Not synced: what is lost of this is collected again.
-        batch.commit()?;
-        self.garbage_from = if met < limit { self.garbage_from.max(until) } else { from };
-        Ok(met == limit)
     }
 
     fn is_full(&mut self) -> bool {
@@ -455,10 +440,36 @@ impl DiskStore {
         {
             return full;
         }
-        let full = rustix::fs::statvfs(&self.folder.path)
-            .is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) < self.options.reserve_bytes);
+        let full = rustix::fs::statvfs(&self.folder.path).is_ok_and(|s| {
+            let tenth = s.f_blocks.saturating_mul(s.f_frsize) / 10;
+            let reserve = self.options.reserve_bytes.unwrap_or(RESERVE_BYTES.min(tenth));
+            s.f_bavail.saturating_mul(s.f_frsize) < reserve
+        });
         self.space = Some((Instant::now(), full));
         full
+    }
+}
+
+impl Stopped {
+    /// Proves that the disk takes what is written, and opens the store from it.
+    ///
+    /// # Errors
+    /// Each says why the store is not to be trusted yet; try again later.
+    pub fn reopen(self: Box<Self>) -> Result<DiskStore, (Box<Stopped>, OpenError)> {
+        if let Err(error) = self.folder.probe() {
+            let error = OpenError::Io { folder: self.folder.path.clone(), error };
+            return Err((self, error));
+        }
+        let Stopped { folder, options, clock, clock_seen, hold } = *self;
+        let mut store = DiskStore::load(folder, options, Some((clock, clock_seen)), hold)?;
+        // A fresh segment, whether or not anything had to be recovered.
+        match store.durable.begin() {
+            Ok(()) => Ok(store),
+            Err(error) => {
+                let error = OpenError::broken(&store.folder.path, error);
+                Err((store.stop(), error))
+            }
+        }
     }
 }
 
