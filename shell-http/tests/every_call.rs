@@ -1,17 +1,19 @@
 //! Goal: every call of the API refuses every kind of bad input with exactly the status, code and field that
 //! `API.md` promises, and is not changed by it. The rows are made from the table of routes and from the
 //! served description: a valid call of each route, and then one thing wrong with it at a time. A
-//! route without a valid call here fails the test.
+//! route without a valid call here fails the test. And: every valid call that changes something is refused
+//! while the store cannot write.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod support;
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use leasehold_http::routes::{Call, ROUTES, Route, Takes};
 use serde_json::{Map, Value, json};
-use support::{Answer, Client, Folder, Server, submit};
+use support::{Answer, Client, Folder, Server, submit, until};
 
 /// A valid call of a route.
 struct Sample {
@@ -551,6 +553,56 @@ fn every_call_refuses_every_kind_of_bad_input() {
     }
     println!("{count} bad calls of {} routes", ROUTES.len());
     assert!(failures.is_empty(), "{} of {count}:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Nothing that would change something is done or said to be done while the store cannot write; and
+/// readiness says so, from the first failed write until the store is proven.
+#[test]
+fn c62_while_the_store_cannot_write_every_call_that_changes_something_is_503() {
+    let folder = Folder::new();
+    let server = Server::limitable(&folder);
+    let world = World { client: RefCell::new(server.client()), description: Value::Null };
+    let changes: Vec<(&Route, Sample)> = ROUTES
+        .iter()
+        .filter(|route| route.method != "GET")
+        .map(|route| (route, world.sample(route.call).unwrap_or_else(|| panic!("no sample of {}", route.path))))
+        .collect();
+    let send = |(route, sample): &(&Route, Sample)| world.send(route.method.as_str(), &sample.path, &sample.body);
+    let acknowledged = world.job();
+    let before = world.books();
+    server.limit_files(Some(0));
+    let first = world.send("POST", "/v1/jobs", br#"{"queue":"waiting","payload":1}"#);
+    assert_eq!((first.status, first.code()), (503, "outcome_unknown".into()), "the write itself");
+    for _ in 0..3 {
+        for change in &changes {
+            let answer = send(change);
+            let refused = answer.status == 503 && answer.code() == "store_unavailable";
+            assert!(refused, "{} {}: {} {}", change.0.method, change.1.path, answer.status, answer.text());
+            assert!(answer.header("retry-after").is_some(), "{}", change.1.path);
+        }
+        let ready = world.send("GET", "/readyz", b"");
+        assert_eq!((ready.status, ready.code()), (503, "store_unavailable".into()));
+        assert_eq!(world.send("GET", "/healthz", b"").status, 200);
+        assert!(world.send("GET", "/metrics", b"").text().contains("leasehold_store_poisoned 1"));
+    }
+    server.limit_files(None);
+    until("the store is proven", Duration::from_secs(60), || world.send("GET", "/readyz", b"").status == 200);
+    assert!(world.send("GET", "/metrics", b"").text().contains("leasehold_store_poisoned 0"));
+    assert_eq!(world.send("GET", &format!("/v1/jobs/{acknowledged}"), b"").status, 200);
+    // The one in doubt is there or not; of what was refused nothing is.
+    let plain = |mut books: Vec<(String, u64, bool)>| {
+        books.iter_mut().filter(|book| book.0 == "waiting").for_each(|book| book.1 = 0);
+        books
+    };
+    let jobs = |books: &[(String, u64, bool)]| books.iter().map(|book| book.1).sum::<u64>();
+    let after = world.books();
+    assert!(jobs(&after) == jobs(&before) || jobs(&after) == jobs(&before) + 1, "{before:?} {after:?}");
+    assert_eq!(plain(after), plain(before));
+    for change in &changes {
+        let answer = send(change);
+        let works = change.0.answers.iter().any(|a| a.status == answer.status);
+        assert!(works, "{} {}: {} {}", change.0.method, change.1.path, answer.status, answer.text());
+    }
 }
 
 #[test]

@@ -296,7 +296,8 @@ fn sizes_at_their_bounds() {
     assert_eq!(c.send("POST", "/v1/queues/q/jobs", &[], &vec![b'x'; 100_001]).status, 413);
 
     // An error of 10 MB is cut to its bound, at a character's end.
-    let server = Server::start(&Folder::new(), &[]);
+    let folder = Folder::new();
+    let server = Server::start(&folder, &[]);
     let mut c = server.client();
     let id = submit(&mut c, r#"{"queue":"q","payload":1}"#);
     let (_, token) = support::claim(&mut c, "q");

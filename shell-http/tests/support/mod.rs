@@ -71,7 +71,30 @@ impl Server {
 
     /// On any store.
     pub fn on(address: SocketAddr, store: &str, flags: &[&str]) -> Server {
-        let mut child = Command::new(BINARY)
+        Server::run(Command::new(BINARY), address, store, flags)
+    }
+
+    /// One that does not die when [`Server::limit_files`] makes its writes fail.
+    pub fn limitable(folder: &Folder) -> Server {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", BINARY]);
+        Server::run(
+            shell,
+            "127.0.0.1:0".parse().unwrap(),
+            &format!("disk:{}", folder.path().join("store").display()),
+            &[],
+        )
+    }
+
+    /// Writes beyond so many bytes of any file fail from now on; `None`: none does.
+    pub fn limit_files(&self, bytes: Option<u64>) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        let limit = rustix::process::Rlimit { current: bytes, maximum: None };
+        rustix::process::prlimit(pid, rustix::process::Resource::Fsize, limit).unwrap();
+    }
+
+    fn run(mut command: Command, address: SocketAddr, store: &str, flags: &[&str]) -> Server {
+        let mut child = command
             .args(["serve", "--listen", &address.to_string(), "--store", store])
             .args(flags)
             .env_clear()
