@@ -130,6 +130,10 @@ pub const MAILBOX_BYTES: usize = 256 * 1024 * 1024;
 pub const POLLS: usize = 20_000;
 /// Queue settings remembered.
 pub const QUEUE_CACHE: usize = 4_096;
+/// Jobs remembered as they were handed out.
+pub const HANDED: usize = 16_384;
+/// Bytes of metadata above which a job is not.
+pub const HANDED_METADATA: usize = 256;
 
 const _: () = assert!(VALID < RECEIPT_OWN && RECEIPT_OWN < STUB, "what refuses a second application outlives it");
 const _: () = assert!(VALID + CLOCK_FRESH_MS * MILLI < STUB, "a clock read late does not outlive a stub");

@@ -11,6 +11,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::check;
+use super::handed::HandedOut;
 use super::lease;
 use super::moves::{self, Ending, Home, add};
 use super::record::{AttemptEnd, Class, Job, Lease, ProgressRecord, Status, decode_content};
@@ -399,18 +400,7 @@ impl Claim {
                 ));
             }
         };
-        let granted = lease::Granted {
-            lease: Lease {
-                worker: self.asked.worker.clone(),
-                tenant: self.asked.tenant.clone(),
-                queue: queue.clone(),
-                class: *class,
-                length_ms: *length_ms,
-                explicit: self.asked.lease_ms.is_some(),
-            },
-            version: self.nonce,
-            at: self.granted_at,
-        };
+        let granted = self.granted(queue, *class, *length_ms);
         let payload_gone = match &item.payload {
             Some(Record::Absent) => true,
             Some(r) => r.bytes().is_some_and(|b| decode_content(b).is_err()),
@@ -452,6 +442,19 @@ impl Claim {
             moves::put(keys::progress(id), cx.make.version(), codec::encode(&marker), Expiry::Never),
         ];
         Some((vec![Draft::new(guards, writes)], Fix::Ends(ends)))
+    }
+
+    /// What the take granted to each job of one source.
+    fn granted(&self, queue: &str, class: Class, length_ms: u64) -> lease::Granted {
+        let lease = Lease {
+            worker: self.asked.worker.clone(),
+            tenant: self.asked.tenant.clone(),
+            queue: queue.into(),
+            class,
+            length_ms,
+            explicit: self.asked.lease_ms.is_some(),
+        };
+        lease::Granted { lease, version: self.nonce, at: self.granted_at }
     }
 
     #[expect(clippy::too_many_arguments)]
@@ -513,7 +516,7 @@ impl Claim {
         let mut jobs = Vec::new();
         for item in self.items.iter().filter(|i| !i.out) {
             let Some((queue, class, length_ms)) = self.sources.get(item.source) else { continue };
-            let Some(Ok(Some((_, job)))) = item.job.as_ref().map(decode_record::<Job>) else { continue };
+            let Some(Ok(Some((version, job)))) = item.job.as_ref().map(decode_record::<Job>) else { continue };
             let payload = match &item.payload {
                 Some(Record::Absent) => continue,
                 Some(record) => match record.bytes().map(decode_content) {
@@ -537,9 +540,11 @@ impl Claim {
                 class: *class,
                 payload,
                 lease_expires_at: ends,
-                traceparent: job.traceparent,
-                metadata: job.metadata.map(crate::opaque::Opaque::new),
+                traceparent: job.traceparent.clone(),
+                metadata: job.metadata.clone().map(crate::opaque::Opaque::new),
             });
+            let granted = self.granted(queue, *class, *length_ms);
+            cx.handed.put(item.id, HandedOut { version, job, granted });
         }
         cx.stats.claims += 1;
         cx.stats.claimed += jobs.len() as u64;

@@ -5,7 +5,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::attempt::{self, Cause, Running};
-use super::lease;
+use super::handed::HandedOut;
+use super::lease::{self, Granted};
 use super::look::job_of;
 use super::moves::{self, Ending, Home, put};
 use super::record::{AttemptEnd, AttemptRecord, History, Job, Status, encode_content};
@@ -15,13 +16,18 @@ use crate::ids::Token;
 use crate::limits;
 use crate::replica::task::{Cx, Evidence, EvidenceKind, Next, Operation, Plan, applied, decode_record};
 use crate::request::{Complete, Fail, Held, Response};
-use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, Snapshot, keys};
+use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, Snapshot, Version, keys};
+
+/// The place of the key's guard in a completion: after the lease's and the job's.
+const KEY_GUARD: usize = 2;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Finish {
     how: How,
     /// What is answered once the transaction has been applied.
     decided: Option<Response>,
+    /// The idempotency key was found not to be this job's any more, which stays so.
+    keyless: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -34,17 +40,17 @@ enum How {
 impl Finish {
     pub fn complete(asked: Box<Complete>) -> Result<Finish, Failure> {
         check::content("result", asked.result.as_ref())?;
-        Ok(Finish { how: How::Complete(asked), decided: None })
+        Ok(Finish { how: How::Complete(asked), decided: None, keyless: false })
     }
 
     pub fn fail(mut asked: Box<Fail>) -> Result<Finish, Failure> {
         check::within("retry_in_ms", asked.retry_in_ms, 0, limits::DURATION_MS_MAX)?;
         asked.error = core::mem::take(&mut asked.error).cut();
-        Ok(Finish { how: How::Fail(asked), decided: None })
+        Ok(Finish { how: How::Fail(asked), decided: None, keyless: false })
     }
 
     pub fn release(held: Held) -> Finish {
-        Finish { how: How::Release(held), decided: None }
+        Finish { how: How::Release(held), decided: None, keyless: false }
     }
 
     fn held(&self) -> &Held {
@@ -91,6 +97,41 @@ impl Finish {
         }
     }
 
+    /// Ends the job well, by its record and its lease as they were read or handed out.
+    fn succeed(&mut self, job: &Job, version: Version, granted: &Granted, clock: Clock, cx: &mut Cx<'_>) -> Next {
+        let How::Complete(asked) = &self.how else { return Next::fail(Failure::LeaseLost) };
+        let id = asked.held.job;
+        let mut leave = moves::leave_running(id, Home::from(job));
+        let mut grows = false;
+        let own = cx.make.version();
+        if let Some(result) = &asked.result {
+            // Results that could fill a store must not pass as what drains it.
+            grows = result.data.len() > limits::RESULT_INLINE;
+            let retention = job.policy.retention_ms.saturating_mul(limits::MILLI);
+            // A child's result lives as long as its group.
+            let expiry = if id.child_of().is_some() { Expiry::Never } else { Expiry::Clock(retention) };
+            leave.push(put(keys::result(id), own, encode_content(result), expiry));
+        }
+        let ending = Ending {
+            status: Status::Succeeded,
+            reason: None,
+            result_len: asked.result.as_ref().map(|r| r.data.len() as u64),
+            attempt: Some(lease::attempt(job, Some(granted), AttemptEnd::Succeeded, clock, None)),
+            attempts: job.attempts.saturating_add(1),
+            deliveries: job.deliveries.saturating_add(1),
+        };
+        let guards = vec![Guard::At(keys::lease(id), granted.version)];
+        let mut txns = moves::end(id, job, version, own, clock, &ending, guards, leave, cx);
+        // One of the two alternatives is enough: whose key is gone comes back for the other, which is rare,
+        // and a refused transaction costs a shared store a good part of what an applied one does.
+        if txns.len() > 1 {
+            txns.remove(usize::from(!self.keyless));
+        }
+        self.decided = Some(Response::Completed);
+        let evidence = Evidence { key: keys::job(id), own, found: Some(version), kind: EvidenceKind::Job };
+        Next::Commit(Plan { txns, grows, evidence: Some(evidence) })
+    }
+
     fn count(&self, clock: Clock, cx: &mut Cx<'_>) {
         if !matches!(self.how, How::Release(_))
             && let Some(token) = self.held().token
@@ -112,9 +153,18 @@ impl Finish {
 }
 
 impl Operation for Finish {
-    fn start(&mut self, _: &mut Cx<'_>) -> Next {
+    fn start(&mut self, cx: &mut Cx<'_>) -> Next {
         self.decided = None;
         let id = self.held().job;
+        if let How::Complete(asked) = &self.how
+            && cx.fresh
+            && let Some(HandedOut { version, job, granted }) =
+                asked.held.token.and_then(|token| cx.handed.take(id, token))
+            && job.tenant == asked.held.tenant
+        {
+            let clock = cx.clock.max(granted.at);
+            return self.succeed(&job, version, &granted, clock, cx);
+        }
         let mut records = vec![keys::job(id), keys::lease(id)];
         if !matches!(self.how, How::Complete(_)) {
             records.push(keys::history(id));
@@ -137,58 +187,34 @@ impl Operation for Finish {
         let granted = current.granted;
         let clock = snapshot.clock;
         let guards = vec![Guard::At(keys::lease(id), granted.version)];
-
-        let (txns, own, grows, decided) = match &self.how {
-            How::Complete(asked) => {
-                let mut leave = moves::leave_running(id, Home::from(&job));
-                let mut grows = false;
-                let own = cx.make.version();
-                if let Some(result) = &asked.result {
-                    // Results that could fill a store must not pass as what drains it.
-                    grows = result.data.len() > limits::RESULT_INLINE;
-                    let retention = job.policy.retention_ms.saturating_mul(limits::MILLI);
-                    // A child's result lives as long as its group.
-                    let expiry = if id.child_of().is_some() { Expiry::Never } else { Expiry::Clock(retention) };
-                    leave.push(put(keys::result(id), own, encode_content(result), expiry));
-                }
-                let ending = Ending {
-                    status: Status::Succeeded,
-                    reason: None,
-                    result_len: asked.result.as_ref().map(|r| r.data.len() as u64),
-                    attempt: Some(lease::attempt(&job, Some(&granted), AttemptEnd::Succeeded, clock, None)),
-                    attempts: job.attempts.saturating_add(1),
-                    deliveries: job.deliveries.saturating_add(1),
-                };
-                let txns = moves::end(id, &job, version, own, clock, &ending, guards, leave, cx);
-                (txns, own, grows, Response::Completed)
-            }
-            How::Fail(_) | How::Release(_) => {
-                let cause = match &self.how {
-                    How::Fail(asked) => Cause {
-                        end: AttemptEnd::Failed,
-                        error: Some(asked.error.clone()),
-                        retryable: asked.retryable,
-                        retry_in_ms: asked.retry_in_ms,
-                    },
-                    _ => Cause::of(AttemptEnd::Released),
-                };
-                let history = history.unwrap_or_default();
-                let running = Running { id, job: &job, version, granted: Some(&granted), history };
-                let d = attempt::end(running, &cause, clock, guards, cx);
-                let decided = match &self.how {
-                    How::Fail(_) => Response::Failed { status: d.status, run_at: d.run_at },
-                    _ => Response::Released { status: d.status },
-                };
-                (d.drafts, d.own, false, decided)
-            }
+        let cause = match &self.how {
+            How::Complete(_) => return self.succeed(&job, version, &granted, clock, cx),
+            How::Fail(asked) => Cause {
+                end: AttemptEnd::Failed,
+                error: Some(asked.error.clone()),
+                retryable: asked.retryable,
+                retry_in_ms: asked.retry_in_ms,
+            },
+            How::Release(_) => Cause::of(AttemptEnd::Released),
         };
-        self.decided = Some(decided);
-        let evidence = Evidence { key: keys::job(id), own, found: Some(version), kind: EvidenceKind::Job };
-        Next::Commit(Plan { txns, grows, evidence: Some(evidence) })
+        let history = history.unwrap_or_default();
+        let running = Running { id, job: &job, version, granted: Some(&granted), history };
+        let d = attempt::end(running, &cause, clock, guards, cx);
+        self.decided = Some(match &self.how {
+            How::Fail(_) => Response::Failed { status: d.status, run_at: d.run_at },
+            _ => Response::Released { status: d.status },
+        });
+        let evidence = Evidence { key: keys::job(id), own: d.own, found: Some(version), kind: EvidenceKind::Job };
+        Next::Commit(Plan { txns: d.drafts, grows: false, evidence: Some(evidence) })
     }
 
     fn answered(&mut self, clock: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
-        if applied(&answers) { self.settled(clock, cx) } else { self.start(cx) }
+        if applied(&answers) {
+            return self.settled(clock, cx);
+        }
+        // After those of the lease and of the job's record comes that of the key.
+        self.keyless |= matches!(self.how, How::Complete(_)) && answers.contains(&Answer::Refused(KEY_GUARD));
+        self.start(cx)
     }
 
     fn settled(&mut self, clock: Clock, cx: &mut Cx<'_>) -> Next {

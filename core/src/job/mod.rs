@@ -16,7 +16,7 @@
 //! batches reads and commits of many, repeats what was lost, and settles what is unknown.
 //!
 //! Reading order: [`record`], `moves` (writes that transitions share), `key`, `submit`, `claim`, `lease`,
-//! `beat`, `finish`, `attempt`, `operate`, `sweep`, `scrub`, `audit`, `inspect`, `look`, `list`, `queue`, `events`.
+//! `handed`, `beat`, `finish`, `attempt`, `operate`, `sweep`, `scrub`, `audit`, `inspect`, `look`, `list`, `queue`, `events`.
 
 pub(crate) mod attempt;
 pub(crate) mod audit;
@@ -25,6 +25,7 @@ pub(crate) mod check;
 pub(crate) mod claim;
 pub(crate) mod events;
 pub(crate) mod finish;
+pub(crate) mod handed;
 pub(crate) mod inspect;
 pub(crate) mod key;
 pub(crate) mod lease;

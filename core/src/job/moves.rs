@@ -234,9 +234,12 @@ pub(crate) fn end(
         writes.extend([
             put(keys::job(id), own, crate::codec::encode(&ended), Expiry::Clock(kept)),
             Write::Expire(keys::payload(id), Expiry::Clock(retention)),
-            Write::Expire(keys::history(id), Expiry::Clock(kept)),
             add(index.clone(), &keys::member(id), ScoreAt::Clock(kept)),
         ]);
+        // There is a history as soon as an attempt has ended, in this life or in one before.
+        if job.deliveries > 0 || job.lives > 0 {
+            writes.push(Write::Expire(keys::history(id), Expiry::Clock(kept)));
+        }
         // What a job leaves behind is cleared away by the jobs that end after it.
         *cx.trims.entry(index).or_default() += 2;
     }

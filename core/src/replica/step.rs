@@ -12,6 +12,7 @@ use super::task::{Cx, Draft, Evidence, Next, Operation as _, Plan, Queues, TaskI
 use super::{Config, Input, Mark, Now, Output, Outputs, Stats, StoreId};
 use crate::failure::Failure;
 use crate::ids::{JobId, Maker};
+use crate::job::handed::Handed;
 use crate::job::scrub::Cursor;
 use crate::limits;
 use crate::name::Name;
@@ -56,6 +57,7 @@ pub struct Replica {
     pub(super) next_call: u64,
 
     pub(super) queues: Queues,
+    handed: Handed,
     pub(super) trims: BTreeMap<Name, usize>,
     pub(super) repairs: BTreeSet<JobId>,
     pub(super) marks: Vec<Mark>,
@@ -231,6 +233,7 @@ impl Replica {
             calls: BTreeMap::new(),
             next_call: 0,
             queues: Queues::default(),
+            handed: Handed::default(),
             trims: BTreeMap::new(),
             repairs: BTreeSet::new(),
             marks: Vec::new(),
@@ -298,6 +301,7 @@ impl Replica {
             make: &mut self.make,
             config: &self.config,
             queues: &mut self.queues,
+            handed: &mut self.handed,
             stats: &mut self.stats,
             marks: &mut self.marks,
             trims: &mut self.trims,

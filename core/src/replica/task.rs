@@ -9,6 +9,7 @@ use crate::codec::{self, Undecodable};
 use crate::failure::Failure;
 use crate::group::record::Group;
 use crate::ids::{JobId, Maker};
+use crate::job::handed::Handed;
 use crate::job::record::{Job, QueueRecord, Trail};
 use crate::limits;
 use crate::name::Name;
@@ -167,6 +168,8 @@ pub(crate) struct Cx<'a> {
     pub make: &'a mut Maker,
     pub config: &'a Config,
     pub queues: &'a mut Queues,
+    /// Jobs as they were handed out.
+    pub handed: &'a mut Handed,
     pub stats: &'a mut Stats,
     pub marks: &'a mut Vec<Mark>,
     /// Terminal indexes to be trimmed with the next commit, and by how many.
