@@ -74,10 +74,10 @@ local function set_record(key, e, rest)
 end
 
 local function set_expiry(key, e)
-  local now = try('GETRANGE', key, 8, 15)
+  local now = try('GETRANGE', key, '8', '15')
   if type(now) ~= 'string' or #now < 8 then return end
   if byte(now, 1) ~= 255 and unpack8('>I8', now) <= clock then return end
-  call('SETRANGE', key, 8, expiry_bytes[e])
+  call('SETRANGE', key, '8', expiry_bytes[e])
   if ttls[e] then
     call('PEXPIREAT', key, ttls[e])
   elseif byte(now, 1) ~= 255 then

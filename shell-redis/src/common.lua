@@ -42,15 +42,16 @@ end
 
 -- Records within a budget of bytes: the whole string, 0 for absent, or head and length of one that
 -- was left unread. The first is always given whole.
-local PROBE = 8192
+local PROBE, PROBE_END, HEAD_END = 8192, '8191', '23'
 local left, first
 local function budget(n)
   left, first = n, true
 end
 local function give(key)
-  local seen = PROBE
-  if left == 0 and not first then seen = HEAD end
-  local record = try('GETRANGE', key, 0, seen - 1)
+  -- Numbers are given as text, which the server need not make of them.
+  local seen, last = PROBE, PROBE_END
+  if left == 0 and not first then seen, last = HEAD, HEAD_END end
+  local record = try('GETRANGE', key, '0', last)
   if record == '' then return 0 end
   if type(record) ~= 'string' or #record < HEAD then
     damage(key)
