@@ -1,4 +1,5 @@
-//! Power cuts, disk faults, flipped bits and kills for Leasehold's embedded store, each from a seed.
+//! Power cuts, disk faults, flipped bits and kills for Leasehold's embedded store, and faults of every kind
+//! for servers on one Redis; each from a seed.
 
 mod books;
 mod cuts;
@@ -8,6 +9,7 @@ mod full;
 mod interpose;
 mod kill;
 mod local;
+mod redis;
 mod rng;
 mod server;
 mod space;
@@ -39,6 +41,10 @@ usage: harness COMMAND [--seed N] …
   open    seconds to open a store of many live jobs
             --jobs N (1000000)
 
+  redis   three servers on one Redis and eight workers, all killed, stopped, cut off and started again
+            --minutes N (30)  --seconds N: besides, or instead  --server PATH  --redis PATH (redis-server)
+            --folder DIR: where the logs and the Redis's file are kept
+
   --folder DIR   where a store is made (space, open, kill, full; default: a temporary one)
 exit: 0 held, 1 usage or the machine, 10 broken";
 
@@ -49,8 +55,9 @@ struct Args {
     paths: Vec<(&'static str, PathBuf)>,
 }
 
-const NUMBERS: [&str; 9] = ["cuts", "each", "cut", "flips", "calls", "every", "rounds", "jobs", "events"];
-const PATHS: [&str; 3] = ["server", "folder", "trace"];
+const NUMBERS: [&str; 11] =
+    ["cuts", "each", "cut", "flips", "calls", "every", "rounds", "jobs", "events", "minutes", "seconds"];
+const PATHS: [&str; 4] = ["server", "folder", "trace", "redis"];
 
 impl Args {
     fn parse() -> Result<Args, lexopt::Error> {
@@ -116,6 +123,7 @@ fn main() -> ExitCode {
             Ok(Full::Here(broken)) => Ok(broken),
             Err(error) => Err(error),
         },
+        "redis" => run_redis(&args),
         "space" => run_space(&args),
         "open" => run_open(&args),
         "help" => {
@@ -294,6 +302,26 @@ fn run_full(args: &Args) -> Result<Full, String> {
     println!("calls refused as 503     {} from the first failed write until there was room", report.unavailable);
     println!("submits in doubt         {}", report.in_doubt);
     Ok(Full::Here(report.broken))
+}
+
+fn run_redis(args: &Args) -> Broken {
+    let leasehold = match args.path("server") {
+        Some(path) => path.to_owned(),
+        None => server::binary().map_err(|e| e.to_string())?,
+    };
+    let (minutes, seconds) = match (args.number("minutes"), args.number("seconds")) {
+        (None, None) => (30, 0),
+        (minutes, seconds) => (minutes.unwrap_or(0), seconds.unwrap_or(0)),
+    };
+    let (folder, _temporary) = args.folder()?;
+    let options = redis::Options {
+        leasehold,
+        redis: args.path("redis").unwrap_or(Path::new("redis-server")).to_owned(),
+        folder,
+        seed: args.seed,
+        length: std::time::Duration::from_secs(60 * minutes + seconds),
+    };
+    redis::run(&options).map_err(|e| e.to_string())
 }
 
 fn run_space(args: &Args) -> Broken {

@@ -145,12 +145,18 @@ impl Drop for Server {
 #[derive(Debug)]
 pub struct Client {
     address: SocketAddr,
+    timeout: Duration,
     stream: Option<BufReader<TcpStream>>,
 }
 
 impl Client {
     pub fn new(address: SocketAddr) -> Client {
-        Client { address, stream: None }
+        Client::with_timeout(address, Duration::from_secs(15))
+    }
+
+    /// How long an answer may take.
+    pub fn with_timeout(address: SocketAddr, timeout: Duration) -> Client {
+        Client { address, timeout, stream: None }
     }
 
     /// One call: status and body.
@@ -176,7 +182,7 @@ impl Client {
             None => {
                 let stream = TcpStream::connect(address)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(Duration::from_secs(15)))?;
+                stream.set_read_timeout(Some(self.timeout))?;
                 BufReader::new(stream)
             }
         };

@@ -53,6 +53,19 @@ fn a_killed_server_loses_nothing() {
     run_with_server(&["kill", "--rounds", "5"]);
 }
 
+/// With the Redis that the other tests use, which they bring along.
+#[test]
+fn servers_on_a_redis_lose_nothing_whatever_is_done_to_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let servers = root.join("target/servers");
+    if !servers.join("redis-7.0").exists() {
+        let fetch = Command::new("bash").arg(root.join("shell-redis/tests/servers.sh")).arg(&servers).status();
+        assert!(fetch.is_ok_and(|status| status.success()), "the servers cannot be fetched");
+    }
+    let redis = servers.join("redis-7.0");
+    run_with_server(&["redis", "--seconds", "30", "--seed", "3", "--redis", redis.to_str().unwrap_or_default()]);
+}
+
 #[test]
 fn disk_use_follows_what_lives() {
     run(&["space", "--jobs", "20000", "--events", "1000"]);
