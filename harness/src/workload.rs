@@ -3,15 +3,15 @@
 //!
 //! Before and after each group it is written into the trace which states a power cut may leave.
 
+mod failures;
+mod requests;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::job::record::{Class, ErrorInfo, Status};
-use leasehold_core::opaque::{Content, Opaque};
-use leasehold_core::request::{Beat, Claim, Complete, Fail, Held, Start, Submit};
 use leasehold_core::store::model::Model;
 use leasehold_core::store::{Store as _, StoreError};
 use leasehold_core::{
@@ -21,12 +21,11 @@ use leasehold_disk::{DiskStore, Options};
 
 use crate::interpose;
 use crate::rng::Rng;
-use crate::state::{self, Lines, TENANT};
+use crate::state::{self, Lines};
 use crate::trace::Note;
 
 /// The store's clock at the beginning, microseconds.
 const START: u64 = 1_700_000_000_000_000;
-const QUEUES: [&str; 3] = ["mail", "ocr", "a/b"];
 /// Jobs that are waited for: more are not submitted, so that a state stays small.
 const BACKLOG: usize = 60;
 
@@ -267,111 +266,6 @@ impl World {
         }
     }
 
-    /// The store has stopped: nothing may be applied until it works again, and then what was in doubt
-    /// is there as a whole or not at all.
-    fn heal(&mut self, before: Model, old: u32, new: u32, commits: bool, why: String) {
-        self.counts.stopped += 1;
-        self.counts.in_doubt += u64::from(commits);
-        let Some(mut store) = self.store.take() else { return };
-        let nothing = leasehold_core::store::Commit { txns: Vec::new(), grows: false };
-        match store.commit(&nothing) {
-            Err(StoreError::Unavailable) => self.counts.refused_while_stopped += 1,
-            other => self.problem(format!("a store that has stopped ({why}) answers {other:?}")),
-        }
-        let mut rest = store.stop();
-        for attempt in 0.. {
-            match rest.reopen() {
-                Ok(store) => {
-                    self.store = Some(store);
-                    break;
-                }
-                Err((again, error)) => {
-                    rest = again;
-                    if attempt == 5 {
-                        interpose::mend();
-                    }
-                    if attempt == 10 {
-                        self.problem(format!("the store does not come back ({why}): {error}"));
-                        return;
-                    }
-                }
-            }
-        }
-        self.recovered(before, old, new);
-    }
-
-    /// Finds out which of two states a store has that was opened again.
-    fn recovered(&mut self, before: Model, old: u32, new: u32) {
-        let Some(store) = self.store.as_mut() else { return };
-        let lines = match state::of_disk(store) {
-            Ok(lines) => lines,
-            Err(error) => return self.problem(format!("an opened store cannot be read: {error:?}")),
-        };
-        let digest = state::digest(&lines);
-        if digest == self.states[new as usize].digest {
-            interpose::note(Note::Certain(new));
-        } else if digest == state::digest(&state::of_model(&before)) {
-            self.model = before;
-            interpose::note(Note::Certain(old));
-            self.certain();
-        } else {
-            let expected = state::of_model(&self.model);
-            self.problem(format!("a store that was opened again: {}", state::difference(&expected, &lines)));
-        }
-    }
-
-    /// As `kill -9`: the process is gone at some call to the system, and another one opens the folder.
-    pub fn crash(&mut self, after: u64) {
-        let short = self.rng.chance(300);
-        let kind = interpose::Kind::Any;
-        interpose::fault(Some(interpose::Fault { kind, after, times: 0, errno: libc::EIO, short, dead: true }));
-        self.dying = true;
-        for _ in 0..200 {
-            if self.dead {
-                break;
-            }
-            self.step();
-        }
-        self.store = None;
-        interpose::fault(None);
-        (self.dying, self.dead) = (false, false);
-        self.reopen("after a crash");
-    }
-
-    /// An orderly end and a new beginning.
-    pub fn close(&mut self) {
-        if let Some(mut store) = self.store.take() {
-            store.close();
-        }
-        self.reopen("after an orderly end");
-    }
-
-    fn reopen(&mut self, when: &str) {
-        self.born_ms = self.now_ms;
-        self.calls.clear();
-        self.asked.clear();
-        self.replica = replica(self.rng.next());
-        self.counts.reopened += 1;
-        match DiskStore::open(&self.folder, self.shape.options(&self.clock, false)) {
-            Ok(store) => self.store = Some(store),
-            Err(error) => return self.problem(format!("{when}: {error}")),
-        }
-        let now = (self.states.len() - 1) as u32;
-        let (before, old, new) = self.doubt.take().unwrap_or_else(|| (self.model.clone(), now, now));
-        self.recovered(before, old, new);
-    }
-
-    /// Lets calls fail from some call on, and the store find its way back. Returns how many failed.
-    pub fn fail(&mut self, fault: interpose::Fault, steps: u64) -> u64 {
-        interpose::fault(Some(fault));
-        for _ in 0..steps {
-            self.step();
-        }
-        let hits = interpose::hits();
-        interpose::fault(None);
-        hits
-    }
-
     /// Leaves the store as it is, as a crash would.
     pub fn end(self) -> Ended {
         let World { states, lines, counts, problems, .. } = self;
@@ -448,103 +342,6 @@ impl World {
         } else if let Some(fault) = faults.into_iter().find(|f| !f.contains("not written to its end")) {
             self.problem(format!("a fault on a disk without damage: {fault}"));
         }
-    }
-
-    fn failed(&mut self, before: Model, old: u32, new: u32, commits: bool, why: String) {
-        if self.dying {
-            self.doubt = Some((before, old, new));
-            self.dead = true;
-        } else {
-            self.heal(before, old, new, commits, why);
-        }
-    }
-
-    fn request(&mut self) -> Request {
-        let tenant = || TENANT.to_owned();
-        let queue = QUEUES[self.rng.below(3) as usize].to_owned();
-        let job = match self.jobs.len() as u64 {
-            0 => None,
-            n => Some(self.jobs[self.rng.below(n) as usize]),
-        };
-        let held = match self.held.len() as u64 {
-            0 => None,
-            n => {
-                let (job, token) = self.held.swap_remove(self.rng.below(n) as usize);
-                Some(Held { tenant: tenant(), job, token: Some(token) })
-            }
-        };
-        match (self.rng.below(24), held, job) {
-            (0..=5, Some(held), _) => Request::Complete(Box::new(Complete { held, result: self.result() })),
-            (6..=7, Some(held), _) => {
-                let error = ErrorInfo { message: "it broke".into(), ..ErrorInfo::default() };
-                let (retryable, retry_in_ms) = (self.rng.chance(800), self.rng.chance(300).then_some(700));
-                Request::Fail(Box::new(Fail { held, error, retryable, retry_in_ms }))
-            }
-            (8, Some(held), _) => Request::Release(held),
-            (9..=10, Some(held), _) => {
-                if let Some(token) = held.token {
-                    self.held.push((held.job, token));
-                }
-                let progress = self.rng.chance(500).then(|| Opaque::new("{\"done\":0.5}"));
-                Request::Heartbeat(Beat { held, progress, seq: None })
-            }
-            (kind, Some(held), _) if kind < 20 => {
-                self.held.extend(held.token.map(|token| (held.job, token)));
-                self.submit_or_claim(queue)
-            }
-            (20, _, Some(job)) => Request::Cancel { tenant: tenant(), job },
-            (21, _, Some(job)) => Request::Retry { tenant: tenant(), job },
-            (22, _, Some(job)) if self.rng.chance(300) => Request::Delete { tenant: tenant(), job },
-            (22, _, Some(job)) => Request::Get { tenant: tenant(), job },
-            (23, _, _) => match self.rng.below(4) {
-                0 => Request::Pause { tenant: tenant(), queue, reason: None },
-                1 => Request::Purge { tenant: tenant(), queue, status: Status::Dead },
-                _ => Request::Resume { tenant: tenant(), queue },
-            },
-            _ => self.submit_or_claim(queue),
-        }
-    }
-
-    fn submit_or_claim(&mut self, queue: String) -> Request {
-        if self.jobs.len() - self.completed.len().min(self.jobs.len()) < BACKLOG && self.rng.chance(550) {
-            return match self.rng.chance(150) {
-                true => Request::Batch((0..5).map(|_| self.submit(queue.clone())).collect()),
-                false => self.submit(queue),
-            };
-        }
-        Request::Claim(Box::new(Claim {
-            tenant: TENANT.into(),
-            worker: "w".into(),
-            queues: vec![queue],
-            max: 1 + self.rng.below(5) as usize,
-            wait_ms: 0,
-            lease_ms: self.rng.chance(500).then_some(3_000),
-            claim_id: None,
-        }))
-    }
-
-    fn submit(&mut self, queue: String) -> Request {
-        let len = self.pick(&[0, 20, 300, 3_000, 9_000]) as usize;
-        let payload = format!("\"{}\"", "x".repeat(len));
-        let mut submit = Submit::new(TENANT, queue, Content::json(payload));
-        submit.class = [Class::Interactive, Class::System, Class::Batch][self.rng.below(3) as usize];
-        if self.rng.chance(500) {
-            self.keys += 1;
-            // Some are repeats.
-            submit.key = Some(format!("k{}", self.keys - self.rng.below(3).min(self.keys)));
-        }
-        if self.rng.chance(200) {
-            submit.start = Start::DelayMs(1_000);
-        }
-        submit.max_attempts = Some(3);
-        submit.queue_ttl_ms = self.rng.chance(100).then_some(2_000);
-        submit.retention_ms = Some(self.pick(&[0, 5_000, 3_600_000]));
-        Request::Submit(Box::new(submit))
-    }
-
-    fn result(&mut self) -> Option<Content> {
-        let len = self.pick(&[0, 10, 5_000]) as usize;
-        (len > 0).then(|| Content::json(format!("\"{}\"", "r".repeat(len))))
     }
 
     fn answered(&mut self, request: &Request, response: Response) {

@@ -57,7 +57,8 @@ fn stopped(path: &Path, may_change: bool) -> Result<Running, Failed> {
     }
     let config = Config { sweep_ms: NEVER_MS, scrub_ms: 0, ..Config::default() };
     driver::start(config, driver::seed()?, |deliver| {
-        let store = DiskStore::open(path, Options::default()).map_err(|e| {
+        let options = Options { read_only: !may_change, ..Options::default() };
+        let store = DiskStore::open(path, options).map_err(|e| {
             Failed::Because(format!(
                 "the store in {} cannot be opened: {e}. Of a server that runs, ask the server: --server URL",
                 path.display()
@@ -123,6 +124,7 @@ impl StoreHandle for Still {
         store.process(vec![(id, op)], |id, reply| events.push(Event::Reply { id, reply }));
         events.extend(store.notified().into_iter().map(Event::Notified));
         events.extend(store.damaged().into_iter().map(Event::Damaged));
+        events.extend(store.faults().into_iter().map(Event::Fault));
         drop(store);
         self.deliver.deliver(events);
         true
