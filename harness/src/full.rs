@@ -31,8 +31,9 @@ pub struct Report {
     pub submitted: u64,
     /// Submits refused with `store_full` before anything failed.
     pub refused: u64,
-    /// Calls refused from the first failed write on.
+    /// Calls refused from the first failed write on, and how often all were made.
     pub unavailable: u64,
+    pub swept: u64,
     pub in_doubt: u64,
     pub killed: u64,
     pub broken: Vec<String>,
@@ -135,11 +136,11 @@ pub fn full(binary: &Path, folder: Option<&Path>, seed: u64, rounds: u64) -> Res
     let mut rng = Rng::new(seed, 98);
     for _ in 0..rounds {
         world.client = Client::new(server.address);
-        world.round(&mut rng, &fault, &mut server)?;
+        world.round(&mut rng, &fault, &server)?;
         if world.report.rounds % 2 == 1 {
             // Killed while the disk is full, and started when there is room.
             fault.begin(&server)?;
-            world.sweep(None)?;
+            world.sweep(&fault, &server, None)?;
             server.kill()?;
             if matches!(fault, Fault::Ballast(_)) {
                 fault.end(&server)?;
@@ -226,7 +227,7 @@ impl World {
     }
 
     /// All changes again and again until the store has stopped; from then on none may be done.
-    fn sweep(&mut self, held: Option<&(String, String)>) -> Result<()> {
+    fn sweep(&mut self, fault: &Fault, server: &Server, held: Option<&(String, String)>) -> Result<()> {
         let begun = Instant::now();
         let (mut stopped, mut sweeps) = (false, 0);
         while sweeps < SWEEPS {
@@ -234,33 +235,42 @@ impl World {
                 match said {
                     Said::Unavailable | Said::InDoubt if stopped => self.report.unavailable += 1,
                     Said::Unavailable | Said::InDoubt => stopped = true,
-                    Said::Full if !stopped => {}
-                    // An empty claim changes nothing.
-                    Said::Done(answer) if answer["jobs"].as_array().is_some_and(Vec::is_empty) && !stopped => {}
+                    // A tidied store gives room back, and has then proven itself in it.
+                    Said::Done(_) | Said::Full if stopped && self.ready()? => (stopped, sweeps) = (false, 0),
                     Said::Done(answer) if stopped => {
                         self.broken(format!("after the first failed write: {what} was done: {answer}"));
                     }
-                    Said::Full => self.broken(format!("after the first failed write: {what} was called `full`")),
+                    Said::Full if stopped => {
+                        self.broken(format!("after the first failed write: {what} was called `full`"));
+                    }
                     // It found room in a block that was there.
-                    Said::Done(_) => {}
+                    Said::Done(_) | Said::Full => {}
                 }
             }
             if stopped {
                 sweeps += 1;
-                if self.client.send("GET", "/readyz", None, "")?.0 != 503 {
-                    self.broken("it says that it is ready while nothing can be written".into());
-                }
+                self.report.swept += 1;
                 if self.client.send("GET", "/healthz", None, "")?.0 != 200 {
                     self.broken("it says that its process is not alive".into());
                 }
-            } else if begun.elapsed() > PATIENCE {
-                return Err(Error::other("nothing fails on the full disk"));
+            } else {
+                fault.begin(server)?;
             }
+            if begun.elapsed() > PATIENCE {
+                return Err(Error::other("the full disk does not stop the store"));
+            }
+        }
+        if self.ready()? && matches!(fault, Fault::Limit) {
+            self.broken("it says that it is ready while nothing can be written".into());
         }
         Ok(())
     }
 
-    fn round(&mut self, rng: &mut Rng, fault: &Fault, server: &mut Server) -> Result<()> {
+    fn ready(&mut self) -> Result<bool> {
+        Ok(self.client.send("GET", "/readyz", None, "")?.0 == 200)
+    }
+
+    fn round(&mut self, rng: &mut Rng, fault: &Fault, server: &Server) -> Result<()> {
         for _ in 0..20 + rng.below(100) {
             self.submit()?;
         }
@@ -278,10 +288,10 @@ impl World {
         for _ in 0..20 {
             self.submit()?;
         }
-        self.sweep(Some(&held))?;
+        self.sweep(fault, server, Some(&held))?;
         fault.end(server)?;
         let begun = Instant::now();
-        while self.client.send("GET", "/readyz", None, "")?.0 != 200 {
+        while !self.ready()? {
             if begun.elapsed() > PATIENCE {
                 return Err(Error::other("it does not come back when there is room"));
             }

@@ -299,7 +299,10 @@ fn run_full(args: &Args) -> Result<Full, String> {
     let report = full::full(&binary, folder, args.seed, rounds).map_err(|e| e.to_string())?;
     println!("rounds                   {}, and {} kills while the disk was full", report.rounds, report.killed);
     println!("jobs acknowledged        {}, {} refused as `store_full`", report.submitted, report.refused);
-    println!("calls refused as 503     {} from the first failed write until there was room", report.unavailable);
+    println!(
+        "calls refused as 503     {} of {} sweeps from the first failed write until there was room",
+        report.unavailable, report.swept
+    );
     println!("submits in doubt         {}", report.in_doubt);
     Ok(Full::Here(report.broken))
 }

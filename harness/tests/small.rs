@@ -48,6 +48,12 @@ fn c68_a_flipped_bit_is_told_and_loses_nothing_behind_it() {
     run(&["flips", "--flips", "120", "--each", "60"]);
 }
 
+/// Among these is a bit of the last group of a journal, of which one tree had its part in a table already.
+#[test]
+fn c68_a_group_that_tables_have_a_part_of_is_not_taken_for_a_torn_end() {
+    run(&["flips", "--seed", "107", "--flips", "50", "--each", "50"]);
+}
+
 #[test]
 fn a_killed_server_loses_nothing() {
     run_with_server(&["kill", "--rounds", "5"]);

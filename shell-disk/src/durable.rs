@@ -83,11 +83,16 @@ impl Durable {
                 trees[place as usize].apply(key, value, group.seqno);
             }
         }
+        let newest = persisted.into_iter().max().unwrap_or_default();
         // A store has a segment before it has its first table.
-        if found.segments.is_empty() && persisted.iter().any(|seqno| *seqno > 0) {
+        if found.segments.is_empty() && newest > 0 {
             return Err(corrupt("its journal is gone".into()));
         }
-        shared.seqno.fetch_max(persisted.into_iter().max().unwrap_or_default() + 1);
+        // Nothing is in a table that was not in the journal before: what looks torn was acknowledged.
+        if newest > 0 && found.acknowledged.is_some_and(|seqno| newest >= seqno) {
+            return Err(corrupt("the journal's last group cannot be read, and tables have a part of it".into()));
+        }
+        shared.seqno.fetch_max(newest + 1);
         shared.seqno.fetch_max(found.seqno);
         let last = found.next_group - 1;
         let mut faults = Vec::new();
@@ -124,9 +129,8 @@ impl Durable {
         };
         if fresh && !found.groups.is_empty() {
             // The one who wrote it may have failed to make it durable. In the journal before in any table.
-            let (number, seqno) = (durable.next_number, durable.shared.seqno.get());
-            let step = STEP.min(durable.segment_bytes);
-            journal::rewrite(&durable.folder, number, &found.groups, seqno, found.flushed, step).map_err(io)?;
+            let (number, step) = (durable.next_number, STEP.min(durable.segment_bytes));
+            journal::rewrite(&durable.folder, number, &found.groups, found.flushed, step).map_err(io)?;
             durable.sealed.push(Sealed { number, last });
             durable.next_number += 1;
             durable.begin().map_err(broken)?;

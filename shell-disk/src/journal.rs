@@ -23,6 +23,8 @@
 //! written, whatever it holds, so that at most the last one can be torn. An unreadable frame with a
 //! later one behind it was acknowledged.
 
+mod recover;
+
 use std::fs::{File, OpenOptions};
 use std::io::{Error, Result};
 use std::os::unix::fs::FileExt as _;
@@ -32,6 +34,8 @@ use bytes::{Buf, BufMut, Bytes};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64, xxh3_128};
 
 use crate::format::{get_len, put_len};
+
+pub(crate) use recover::{Group, Unusable, recover};
 
 const MAGIC: &[u8; 8] = b"LHJOURN1";
 /// Frames begin at multiples of this.
@@ -238,203 +242,9 @@ fn segment(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{number:016x}"))
 }
 
-/// What a journal says when it is read.
-#[derive(Debug, Default)]
-pub(crate) struct Recovered {
-    /// The segments that are there, by number.
-    pub segments: Vec<u64>,
-    /// The number that the next group gets.
-    pub next_group: u64,
-    /// A sequence number above all that were given.
-    pub seqno: u64,
-    /// Groups up to here are in tables.
-    pub flushed: u64,
-    /// Groups that are not in tables yet, in order.
-    pub groups: Vec<Group>,
-    /// Bytes of a last group that was not written to its end, and so was not acknowledged.
-    pub torn: u64,
-}
-
-/// A group as it was written.
-#[derive(Clone, Debug)]
-pub(crate) struct Group {
-    number: u64,
-    pub seqno: u64,
-    body: Bytes,
-}
-
-impl Group {
-    /// `None`: it has items that this format does not know.
-    pub(crate) fn batch(&self) -> Option<Batch> {
-        Batch::decode(&self.body)
-    }
-}
-
-/// Why a journal cannot be used.
-#[derive(Debug)]
-pub(crate) enum Unusable {
-    Io(Error),
-    /// Groups that were acknowledged cannot be read.
-    Damaged(String),
-}
-
-impl From<Error> for Unusable {
-    fn from(error: Error) -> Self {
-        Unusable::Io(error)
-    }
-}
-
-struct Segment {
-    number: u64,
-    bytes: Bytes,
-    first: u64,
-    seqno: u64,
-    flushed: u64,
-    mark: u64,
-}
-
-/// A frame that is what was written.
-struct Frame {
-    group: u64,
-    seqno: u64,
-    flushed: u64,
-    body: Bytes,
-    end: usize,
-}
-
-impl Segment {
-    /// `None`: the segment was never made to its end.
-    fn read(folder: &Path, number: u64) -> std::result::Result<Option<Segment>, Unusable> {
-        let bytes = Bytes::from(std::fs::read(segment(folder, number))?);
-        let parsed = bytes.get(..HEADER).and_then(|header| {
-            let (fields, mut sum) = header.split_at(HEADER - 16);
-            let mut rest = fields.strip_prefix(MAGIC)?;
-            (sum.get_u128_le() == xxh3_128(fields)).then(|| [(); 5].map(|()| rest.get_u64_le()))
-        });
-        match parsed {
-            Some([own, first, seqno, flushed, mark]) if own == number => {
-                Ok(Some(Segment { number, bytes, first, seqno, flushed, mark }))
-            }
-            // The header is durable before the first group is written.
-            None if bytes.iter().skip(START).all(|b| *b == 0) => Ok(None),
-            _ => Err(Unusable::Damaged(format!("the header of journal {number:016x} is not what was written"))),
-        }
-    }
-
-    fn frame(&self, at: usize) -> Option<Frame> {
-        let head = self.bytes.get(at..at + FRAME)?;
-        let (mut fields, mut sum) = head.split_at(CHECKED);
-        let [mark, group, seqno, flushed, len] = [(); 5].map(|()| fields.get_u64_le());
-        if mark != self.mark {
-            return None;
-        }
-        let from = at + FRAME;
-        let to = from.checked_add(usize::try_from(len).ok()?)?;
-        let body = self.bytes.get(from..to)?;
-        (sum.get_u128_le() == check(&head[..CHECKED], body)).then(|| Frame {
-            group,
-            seqno,
-            flushed,
-            body: self.bytes.slice(from..to),
-            end: to.next_multiple_of(ALIGN),
-        })
-    }
-
-    /// The first frame at or behind a place, and where it is.
-    fn next(&self, from: usize) -> Option<(usize, Frame)> {
-        let mark = self.mark.to_le_bytes();
-        (from..self.bytes.len())
-            .step_by(ALIGN)
-            .filter(|at| self.bytes.get(*at..at + 8).is_some_and(|b| b == mark))
-            .find_map(|at| Some((at, self.frame(at)?)))
-    }
-
-    /// The frames with their places, and where what is not zero ends.
-    fn frames(&self) -> (Vec<(usize, Frame)>, usize) {
-        let mut frames = Vec::new();
-        let mut at = START;
-        while let Some((found, frame)) = self.next(at) {
-            at = frame.end;
-            frames.push((found, frame));
-        }
-        (frames, self.bytes.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1))
-    }
-}
-
-/// Reads the journal in a folder.
-pub(crate) fn recover(folder: &Path) -> std::result::Result<Recovered, Unusable> {
-    let mut found = Recovered { next_group: 1, ..Recovered::default() };
-    for entry in std::fs::read_dir(folder)? {
-        let name = entry?.file_name();
-        if name.to_str().is_some_and(|n| n.ends_with(UNFINISHED)) {
-            continue;
-        }
-        let number = name.to_str().and_then(|n| u64::from_str_radix(n, 16).ok());
-        found.segments.push(number.ok_or_else(|| Unusable::Damaged(format!("{name:?} is no journal")))?);
-    }
-    found.segments.sort_unstable();
-    let mut segments = Vec::new();
-    for number in &found.segments {
-        segments.extend(Segment::read(folder, *number)?);
-    }
-    let contents: Vec<_> = segments.iter().map(Segment::frames).collect();
-    let frames = || segments.iter().zip(&contents).flat_map(|(s, (f, _))| f.iter().map(move |(at, f)| (s, *at, f)));
-    // Whoever says it last knows best: it was written when it was so.
-    let told = segments.iter().map(|s| s.flushed).chain(frames().map(|(_, _, f)| f.flushed));
-    found.flushed = told.max().unwrap_or_default();
-    found.seqno = segments.iter().map(|s| s.seqno).max().unwrap_or_default();
-    // Groups that are in tables need not be there: their segment was removed, or a sync failed and they
-    // were made durable by the tables alone.
-    let miss = |found: &mut Recovered, until: u64, place: String| {
-        let last = until - 1;
-        if last > found.flushed {
-            let from = found.next_group.max(found.flushed + 1);
-            return Err(Unusable::Damaged(format!("groups {from} to {last} cannot be read {place}")));
-        }
-        found.next_group = until;
-        Ok(())
-    };
-    found.seqno = frames().map(|(_, _, f)| f.seqno + 1).fold(found.seqno, u64::max);
-    // A segment goes on from where its maker saw those before it end: what they have beyond is not so.
-    let mut limit = u64::MAX;
-    let mut valid = Vec::new();
-    for (segment, (frames, written)) in segments.iter().zip(&contents).rev() {
-        if segment.first < limit {
-            valid.push((segment, frames, *written, limit));
-            limit = segment.first;
-        }
-    }
-    // What was before the first is in tables.
-    found.next_group = limit.min(found.flushed + 1);
-    for (segment, frames, written, limit) in valid.into_iter().rev() {
-        let place = |byte: usize| format!("in journal {:016x} from byte {byte} on", segment.number);
-        if segment.first > found.next_group {
-            miss(&mut found, segment.first, format!("before journal {:016x}", segment.number))?;
-        }
-        let mut end = START;
-        for (at, frame) in frames.iter().filter(|(_, f)| f.group < limit) {
-            if frame.group < found.next_group {
-                return Err(Unusable::Damaged(format!("group {} is there twice {}", frame.group, place(*at))));
-            }
-            if frame.group > found.next_group {
-                miss(&mut found, frame.group, place(end))?;
-            }
-            if frame.group > found.flushed {
-                found.groups.push(Group { number: frame.group, seqno: frame.seqno, body: frame.body.clone() });
-            }
-            found.next_group = frame.group + 1;
-            end = frame.end;
-        }
-        // Only the last segment can end in the middle of a group: the others were synced as a whole.
-        found.torn = if limit == u64::MAX { written.saturating_sub(end) as u64 } else { 0 };
-    }
-    found.next_group = found.next_group.max(found.flushed + 1);
-    Ok(found)
-}
-
 /// Writes recovered groups into a segment of their own, which takes the place of those before it: as a
 /// whole, or not at all.
-pub(crate) fn rewrite(folder: &Path, number: u64, groups: &[Group], seqno: u64, flushed: u64, step: u64) -> Result<()> {
+pub(crate) fn rewrite(folder: &Path, number: u64, groups: &[Group], flushed: u64, step: u64) -> Result<()> {
     let Some(first) = groups.first() else { return Ok(()) };
     let path = segment(folder, number);
     let unfinished = path.with_extension(&UNFINISHED[1..]);
@@ -443,7 +253,7 @@ pub(crate) fn rewrite(folder: &Path, number: u64, groups: &[Group], seqno: u64, 
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut journal = Journal::make(&unfinished, number, first.number, seqno, flushed, step)?;
+    let mut journal = Journal::make(&unfinished, number, first.number, first.seqno, flushed, step)?;
     for group in groups {
         journal.write_group(group.seqno, flushed, |out| out.extend_from_slice(&group.body))?;
     }
