@@ -23,7 +23,7 @@ fn serve(url: &str) -> Server {
 }
 
 #[test]
-fn flushed_scripts_are_not_noticed_in_a_thousand_cycles() {
+fn c21_flushed_scripts_are_not_noticed_in_a_thousand_cycles() {
     let redis = Redis::start("redis-7.0", &[]);
     let server = serve(&redis.url());
     let mut client = server.client();
@@ -40,7 +40,7 @@ fn flushed_scripts_are_not_noticed_in_a_thousand_cycles() {
 }
 
 #[test]
-fn readiness_is_that_scripts_run_not_that_the_server_answers() {
+fn c21_readiness_is_that_scripts_run_not_that_the_server_answers() {
     let redis = Redis::start("redis-7.0", &[]);
     let server = serve(&redis.url());
     let mut client = server.client();
@@ -55,7 +55,7 @@ fn readiness_is_that_scripts_run_not_that_the_server_answers() {
 }
 
 #[test]
-fn a_restart_with_its_append_only_file_loses_nothing_and_is_waited_out() {
+fn c21_a_restart_with_its_append_only_file_loses_nothing_and_is_waited_out() {
     let mut redis = Redis::start("redis-7.0", &["--appendonly", "yes", "--appendfsync", "always"]);
     let server = serve(&redis.url());
     let mut client = server.client();
@@ -216,7 +216,7 @@ fn work(client: &mut Client, claimed: &Mutex<Vec<(Instant, String)>>, odd: &Mute
 }
 
 #[test]
-fn a_promotion_is_over_five_seconds_after_the_new_primary_takes_writes() {
+fn c20_a_promotion_is_over_five_seconds_after_the_new_primary_takes_writes() {
     let (old, new) = (Redis::start("redis-7.0", &[]), Redis::start("redis-7.0", &[]));
     new.run(&["REPLICAOF", "127.0.0.1", &old.port.to_string()]);
     wait_for("it is a replica", || (new.info("master_link_status") == "up").then_some(()));

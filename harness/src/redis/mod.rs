@@ -213,7 +213,10 @@ impl World {
             return Ok(());
         }
         match fault.kind {
-            Kind::Full => drop(self.ask(&["CONFIG", "SET", "maxmemory", "0"])?),
+            // It may still be reading its file.
+            Kind::Full => {
+                processes::until("there is room again", || self.ask(&["CONFIG", "SET", "maxmemory", "0"]).is_ok())?
+            }
             Kind::Kill | Kind::End => drop(self.gone.insert(fault.target)),
             Kind::Stop => {
                 if let Some(process) = self.process(fault.target).filter(|p| p.is_there()) {
