@@ -54,6 +54,7 @@ topics! {
     Worker "worker" false,
     Misbehave "misbehave" true,
     Operator "operator" false,
+    Meddle "meddle" false,
     Script "script" false,
 }
 
@@ -81,9 +82,14 @@ pub trait Choices {
     /// One of `0..n`, 0 being harmless. `n` of 0 counts as 1.
     fn draw(&mut self, label: Label, n: u64) -> u64;
 
+    /// True with so many chances of all; the highest values are.
+    fn chance_in(&mut self, label: Label, chances: u64, all: u64) -> bool {
+        chances > 0 && self.draw(label, all) >= all.saturating_sub(chances)
+    }
+
     /// True with so many chances in a thousand.
     fn chance(&mut self, label: Label, milli: u32) -> bool {
-        milli > 0 && self.draw(label, 1000) >= 1000 - u64::from(milli.min(1000))
+        self.chance_in(label, u64::from(milli), 1_000)
     }
 
     /// One of `low..=high`; the low end is the harmless one.
@@ -112,11 +118,21 @@ pub struct Seeded {
     muted: Vec<Topic>,
     /// Single draws: label and number (from 0) to value.
     set: BTreeMap<(Label, u64), u64>,
+    /// What was drawn, when that is asked for; of faults, what was not harmless.
+    recorded: Option<Vec<Drawn>>,
+}
+
+/// A draw and what came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drawn {
+    pub label: Label,
+    pub number: u64,
+    pub value: u64,
 }
 
 impl Seeded {
     pub fn new(seed: u64) -> Self {
-        Seeded { seed, streams: BTreeMap::new(), muted: Vec::new(), set: BTreeMap::new() }
+        Seeded { seed, streams: BTreeMap::new(), muted: Vec::new(), set: BTreeMap::new(), recorded: None }
     }
 
     pub fn mute(&mut self, topic: Topic) {
@@ -125,6 +141,15 @@ impl Seeded {
 
     pub fn set(&mut self, label: Label, n: u64, value: u64) {
         self.set.insert((label, n), value);
+    }
+
+    /// Keeps a list of what is drawn from now on.
+    pub fn record(&mut self) {
+        self.recorded = Some(Vec::new());
+    }
+
+    pub fn recorded(&mut self) -> Vec<Drawn> {
+        self.recorded.take().unwrap_or_default()
     }
 
     /// 32 bytes for a new replica.
@@ -148,15 +173,28 @@ impl Choices for Seeded {
         stream.drawn += 1;
         // Drawn in any case, so that a muted draw does not shift the later ones.
         let raw = stream.rng.next_u64();
-        if !self.set.is_empty()
-            && let Some(value) = self.set.get(&(label, number))
+        let set = if self.set.is_empty() { None } else { self.set.get(&(label, number)) };
+        let value = match set {
+            Some(value) => (*value).min(n.saturating_sub(1)),
+            None if self.muted.contains(&label.topic) => 0,
+            None => ((u128::from(raw) * u128::from(n)) >> 64) as u64,
+        };
+        if let Some(recorded) = &mut self.recorded
+            && (value > 0 || !label.topic.is_fault())
         {
-            return (*value).min(n.saturating_sub(1));
+            recorded.push(Drawn { label, number, value });
         }
-        if self.muted.contains(&label.topic) {
-            return 0;
+        value
+    }
+
+    fn chance_in(&mut self, label: Label, chances: u64, all: u64) -> bool {
+        let recorded = self.recorded.as_ref().map(Vec::len);
+        let hit = chances > 0 && self.draw(label, all) >= all.saturating_sub(chances);
+        // What did not happen is as harmless as 0.
+        if let (Some(recorded), Some(before), false) = (&mut self.recorded, recorded, hit) {
+            recorded.truncate(before);
         }
-        ((u128::from(raw) * u128::from(n)) >> 64) as u64
+        hit
     }
 }
 

@@ -169,7 +169,7 @@ impl World {
     pub fn evict_key(&mut self, key: &Name) {
         self.store.tick(self.now);
         self.digest.bytes(key);
-        self.say(&format!("evict {key}"));
+        self.say_fault(&format!("evict {key}"));
         let before = self.before();
         self.store.model.evict(key);
         self.follow(before);
@@ -187,7 +187,7 @@ impl World {
     pub fn corrupt_key(&mut self, key: &Name, bytes: bytes::Bytes) {
         self.store.tick(self.now);
         self.digest.bytes(key);
-        self.say(&format!("corrupt {key}"));
+        self.say_fault(&format!("corrupt {key}"));
         let before = self.before();
         self.store.model.corrupt(key, bytes);
         self.follow(before);
@@ -210,7 +210,7 @@ impl World {
         self.store.tick(self.now);
         self.digest.bytes(index);
         self.digest.bytes(member);
-        self.say(&format!("drop {member} from {index}"));
+        self.say_fault(&format!("drop {member} from {index}"));
         let before = self.before();
         self.store.model.drop_member(index, member);
         self.follow(before);
@@ -229,7 +229,7 @@ impl World {
         let lost = self.store.model.lose_newest(n);
         self.follow(before);
         self.digest.num(lost as u64);
-        self.say(&format!("{lost} commits are forgotten"));
+        self.say_fault(&format!("{lost} commits are forgotten"));
         self.oracle.rewound(&self.store.model, lost);
     }
 }

@@ -239,7 +239,7 @@ impl World {
             };
             let Some(answer) = reply.answers.pop() else { continue };
             given.push(txn.clone());
-            self.say_txn(txn, &answer);
+            self.say_txn(r, txn, &answer);
             let checked = self.oracle.commit(&self.store.model, txn, &answer, &mut self.ledger);
             match answer {
                 Answer::Applied { .. } => self.counts.txns_applied += 1,

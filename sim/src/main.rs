@@ -1,29 +1,37 @@
 //! `sim`: runs seeds.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use sim::plan::{self, Plan};
-use sim::report::{self, Outcome, Soak};
+use sim::report::{self, Options, Outcome, Soak};
+use sim::shrink::{self, Budget};
+use sim::trace::Trace;
 
 const HELP: &str = "\
 sim: Leasehold's seeded simulator
 
 USAGE
-  sim --seed N [--trace] [--mute TOPIC]…   one seed: what was drawn, what happened, its digest
-  sim --seeds A..B                         many seeds (B excluded) on all cores, to the first failure
-  sim --plan FILE                          a seed with overridden draws
+  sim --seed N [OPTION]…         one seed: what was drawn, what happened, its digest
+  sim --seeds A..B [OPTION]…     many seeds (B excluded) on all cores, to the first failure
+  sim --plan FILE [OPTION]…      a seed with overridden draws
+  sim shrink --seed N|--plan FILE [--out DIR]
+                                 the shortest plan found under which the same promise breaks
 
 OPTIONS
   --keep-going          with --seeds: list every failure
   --check-determinism   run each seed again in a second process and compare the digests
-  --shrink              with --seed: drop kinds of faults as long as the same promise breaks
   --trace               print every event
+  --focus TEXT          with --trace: only what mentions it, as a job's id or \"call 12\", and faults
+  --until EVENT         stop after so many events
+  --out DIR             write report.txt, run.plan, trace.txt and timeline.html (open it in a browser)
   --mute TOPIC          silence a kind of draw, as store-reply, chaos, crash-step, misbehave
   --digests             with --seeds: print only a digest for each seed
   --jobs N              threads (default: all cores)
+  --minutes N           with shrink: how long it may look (default 5)
   --store redis://…     run a real Redis beside the model: it must do the same, and the replicas live on it
   --help
 
@@ -31,7 +39,8 @@ EXAMPLES
   cargo run --release -p sim -- --seed 42
   cargo run --release -p sim -- --seeds 0..20000
   cargo run --release -p sim -- --seeds 0..200 --check-determinism
-  cargo run --release -p sim -- --seed 42 --trace --mute store-delay
+  cargo run --release -p sim -- shrink --seed 42 --out /tmp/42
+  cargo run --release -p sim -- --plan /tmp/42/run.plan --trace --focus \"call 12\"
 
 EXIT STATUS
   0 held, 1 usage, 10 safety, 11 liveness, 12 panic, 13 not deterministic
@@ -47,6 +56,10 @@ struct Args {
     check_determinism: bool,
     shrink: bool,
     trace: bool,
+    focus: Option<String>,
+    until: Option<u64>,
+    out: Option<PathBuf>,
+    minutes: Option<u64>,
     digests: bool,
     jobs: Option<usize>,
     store: Option<leasehold_redis::Address>,
@@ -81,7 +94,12 @@ fn parse() -> Result<Option<Args>, String> {
             }
             Long("keep-going") => args.keep_going = true,
             Long("check-determinism") => args.check_determinism = true,
-            Long("shrink") => args.shrink = true,
+            Value(word) if word == "shrink" => args.shrink = true,
+            Value(word) if word == "run" => {}
+            Long("focus") => args.focus = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("until") => args.until = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("out") => args.out = Some(parser.value().map_err(text)?.into()),
+            Long("minutes") => args.minutes = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("trace") => args.trace = true,
             Long("digests") => args.digests = true,
             Long("help") | Short('h') => return Ok(None),
@@ -123,15 +141,67 @@ fn go(args: &Args) -> u8 {
 fn one(args: &Args, mut plan: Plan) -> u8 {
     plan.mute.extend(&args.mute);
     plan.store = args.store.clone();
+    if args.shrink {
+        return shrink(args, &plan);
+    }
     let from = Instant::now();
-    let outcome = report::run(&plan, args.trace);
-    print!("{}", report::summary(&outcome, from.elapsed()));
-    if args.shrink && !outcome.held() {
-        let less = report::shrink(&outcome);
-        println!("plan that still breaks {}:\n{less}", outcome.promise());
+    let trace = Trace { print: args.trace, keep: true, focus: args.focus.clone(), kept: Vec::new() };
+    let until = args.until.unwrap_or(u64::MAX);
+    let outcome = report::run_with(&plan, &Options { trace, until, record: false });
+    print!("{}", report::summary(&outcome, Some(from.elapsed())));
+    if let Err(error) = artefacts(args, &outcome) {
+        eprintln!("sim: {error}");
+        return report::USAGE;
     }
     if args.check_determinism && !same_elsewhere(&[(plan.seed, outcome.digest)]) {
         return report::NOT_DETERMINISTIC;
+    }
+    outcome.status()
+}
+
+fn artefacts(args: &Args, outcome: &Outcome) -> Result<(), String> {
+    let Some(folder) = &args.out else { return Ok(()) };
+    report::write(outcome, folder).map_err(|error| format!("--out {}: {error}", folder.display()))?;
+    println!("written to {}: report.txt, run.plan, trace.txt, timeline.html", folder.display());
+    Ok(())
+}
+
+fn shrink(args: &Args, plan: &Plan) -> u8 {
+    let broke = report::run(plan);
+    if broke.held() {
+        eprintln!("sim: nothing breaks under this plan, so there is nothing to shrink");
+        return report::USAGE;
+    }
+    let mut budget = Budget::default();
+    if let Some(minutes) = args.minutes {
+        budget.time = Duration::from_secs(60 * minutes);
+    }
+    let mut shown = Instant::now();
+    let shrunk = shrink::shrink(&broke, budget, &mut |runs, smaller| {
+        if shown.elapsed() > Duration::from_secs(2) {
+            shown = Instant::now();
+            eprintln!(
+                "{runs} runs: {} still breaks, after {} events, {} draws",
+                smaller.promise(),
+                smaller.counts.events,
+                smaller.plan.set.len()
+            );
+        }
+    });
+    let trace = Trace { keep: true, ..Trace::default() };
+    let outcome = report::run_with(&shrunk.plan, &Options { trace, ..Options::default() });
+    println!(
+        "{} broke at event {} and now does at event {}; {} runs\n",
+        broke.promise(),
+        broke.counts.events,
+        outcome.counts.events,
+        shrunk.runs
+    );
+    print!("{}", report::failure(&outcome));
+    print!("\n{}", shrunk.plan);
+    if let Err(error) = artefacts(args, &outcome) {
+        eprintln!("sim: {error}");
+        return report::USAGE;
     }
     outcome.status()
 }
@@ -156,7 +226,7 @@ fn many(args: &Args, from: u64, to: u64) -> u8 {
                     let mut plan = Plan::of(seed);
                     plan.mute.extend(&args.mute);
                     plan.store = args.store.clone();
-                    if sender.send(report::run(&plan, false)).is_err() {
+                    if sender.send(report::run(&plan)).is_err() {
                         break;
                     }
                 }

@@ -6,9 +6,10 @@
 //! set client/0#17 = 3
 //! ```
 //!
-//! `mute` silences every draw of a topic (value 0: harmless); `set` fixes one draw, counted from 0.
+//! `mute` silences every draw of a topic (value 0: harmless), `mute faults` those of all topics that are
+//! faults; `set` fixes one draw, counted from 0, muted or not.
 
-use crate::choices::{Label, Seeded, Topic};
+use crate::choices::{Drawn, Label, Seeded, Topic};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -31,6 +32,20 @@ impl Plan {
         choices
     }
 
+    /// With one draw left to the seed, or to its topic's silence.
+    pub fn without(&self, drawn: Drawn) -> Plan {
+        let mut plan = self.clone();
+        plan.set.retain(|(label, number, _)| (*label, *number) != (drawn.label, drawn.number));
+        plan
+    }
+
+    /// With one draw fixed.
+    pub fn with(&self, drawn: Drawn, value: u64) -> Plan {
+        let mut plan = self.without(drawn);
+        plan.set.push((drawn.label, drawn.number, value));
+        plan
+    }
+
     pub fn parse(text: &str) -> Result<Plan, String> {
         let mut plan = Plan::default();
         for (n, line) in text.lines().enumerate() {
@@ -39,6 +54,7 @@ impl Plan {
             match line.split_once(' ') {
                 None if line.is_empty() => {}
                 Some(("seed", seed)) => plan.seed = seed.trim().parse().map_err(|_| bad())?,
+                Some(("mute", "faults")) => plan.mute.extend(faults()),
                 Some(("mute", name)) => plan.mute.push(topic(name.trim()).ok_or_else(bad)?),
                 Some(("set", rest)) => plan.set.push(setting(rest).ok_or_else(bad)?),
                 _ => return Err(bad()),
@@ -51,7 +67,11 @@ impl Plan {
 impl std::fmt::Display for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "seed {}", self.seed)?;
-        for topic in &self.mute {
+        let all = faults().all(|topic| self.mute.contains(&topic));
+        if all {
+            writeln!(f, "mute faults")?;
+        }
+        for topic in self.mute.iter().filter(|topic| !all || !topic.is_fault()) {
             writeln!(f, "mute {}", topic.text())?;
         }
         for (label, n, value) in &self.set {
@@ -59,6 +79,10 @@ impl std::fmt::Display for Plan {
         }
         Ok(())
     }
+}
+
+fn faults() -> impl Iterator<Item = Topic> {
+    Topic::ALL.iter().copied().filter(|topic| topic.is_fault())
 }
 
 pub fn topic(name: &str) -> Option<Topic> {

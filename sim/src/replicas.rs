@@ -121,9 +121,7 @@ impl World {
             }
         }
         let weight = u64::from(self.setup.faults.crash_step);
-        let dies = self.phase == Phase::Chaos
-            && weight > 0
-            && self.choices.draw(Topic::CrashStep.of(r), 10_000) >= 10_000 - weight;
+        let dies = self.phase == Phase::Chaos && self.choices.chance_in(Topic::CrashStep.of(r), weight, 10_000);
         if dies {
             let keep = self.choices.draw(Topic::CrashStep.of(r), out.len() as u64 + 1) as usize;
             out.truncate(keep);

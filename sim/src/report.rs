@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::replica::Mark;
 
-use crate::choices::Topic;
+use crate::choices::Drawn;
 use crate::oracle::{Promise, Violation};
+use crate::picture;
 use crate::plan::Plan;
 use crate::setup::{SECOND, Setup};
+use crate::timeline;
+use crate::trace::{self, Entry, Trace};
 use crate::twin::Twin;
 use crate::world::{Counts, World};
 
@@ -29,6 +33,26 @@ pub struct Outcome {
     pub broken: Option<Violation>,
     /// The message of a panic, wherever it came from.
     pub panicked: Option<String>,
+    /// Stopped after so many events as were allowed, and so proves nothing.
+    pub stopped: bool,
+    /// What was drawn, if that was asked for; of faults, what was not harmless.
+    pub drawn: Vec<Drawn>,
+    /// What happened, if it was to be kept.
+    pub trace: Vec<Entry>,
+}
+
+/// How a plan is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub trace: Trace,
+    pub until: u64,
+    pub record: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { trace: Trace::default(), until: u64::MAX, record: false }
+    }
 }
 
 pub const HELD: u8 = 0;
@@ -46,6 +70,7 @@ impl Outcome {
     pub fn status(&self) -> u8 {
         match (&self.panicked, &self.broken) {
             (Some(_), _) => PANIC,
+            (None, _) if self.stopped => HELD,
             (None, Some(violation)) if violation.promise.is_liveness() => LIVENESS,
             (None, Some(_)) => SAFETY,
             (None, None) => HELD,
@@ -55,6 +80,8 @@ impl Outcome {
     pub fn promise(&self) -> &'static str {
         match (&self.panicked, &self.broken) {
             (Some(_), _) => "panic",
+            // What a run that is cut short says of its end means nothing.
+            (None, _) if self.stopped => "stopped",
             (None, Some(violation)) => violation.promise.text(),
             (None, None) => "held",
         }
@@ -62,15 +89,19 @@ impl Outcome {
 }
 
 /// Runs one plan to its end.
-pub fn run(plan: &Plan, trace: bool) -> Outcome {
-    let mut choices = plan.choices();
-    let setup = Setup::draw(plan.seed, &mut choices);
-    run_setup(plan, setup, choices, trace)
+pub fn run(plan: &Plan) -> Outcome {
+    run_with(plan, &Options::default())
 }
 
-fn run_setup(plan: &Plan, setup: Setup, choices: crate::choices::Seeded, trace: bool) -> Outcome {
+pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
+    let mut choices = plan.choices();
+    if options.record {
+        choices.record();
+    }
+    let setup = Setup::draw(plan.seed, &mut choices);
     let mut world = World::new(setup.clone(), choices);
-    world.trace = trace;
+    world.trace = options.trace.clone();
+    world.until = options.until;
     if let Some(address) = &plan.store {
         match Twin::open(address, plan.seed) {
             Ok(twin) => world.store.twin = Some(Arc::new(Mutex::new(twin))),
@@ -96,23 +127,12 @@ fn run_setup(plan: &Plan, setup: Setup, choices: crate::choices::Seeded, trace: 
         groups: world.oracle.groups(),
         broken: world.broken.take(),
         panicked,
+        stopped: world.stopped(),
+        drawn: world.choices.recorded(),
+        trace: std::mem::take(&mut world.trace.kept),
         counts: world.counts,
         marks: world.marks,
     }
-}
-
-/// Drops kinds of faults as long as the same promise breaks.
-pub fn shrink(outcome: &Outcome) -> Plan {
-    let promise = outcome.promise();
-    let mut plan = outcome.plan.clone();
-    for topic in Topic::ALL.iter().copied().filter(|t| t.is_fault()) {
-        let mut less = plan.clone();
-        less.mute.push(topic);
-        if run(&less, false).promise() == promise {
-            plan = less;
-        }
-    }
-    plan
 }
 
 /// Silences the message of panics that are caught and reported.
@@ -121,7 +141,7 @@ pub fn quiet_panics() {
 }
 
 /// One screen about one seed.
-pub fn summary(o: &Outcome, took: Duration) -> String {
+pub fn summary(o: &Outcome, took: Option<Duration>) -> String {
     let mut out = String::new();
     let s = &o.setup;
     let c = &s.config;
@@ -163,23 +183,39 @@ pub fn summary(o: &Outcome, took: Duration) -> String {
     );
     let marks: Vec<String> = o.marks.iter().map(|(mark, n)| format!("{mark:?} {n}")).collect();
     let _ = writeln!(w, "marks  {}", marks.join(", "));
-    let _ = writeln!(
-        w,
-        "{} events, {} simulated s, {:.1} ms, {:.0} events/s",
-        n.events,
-        o.sim_us / SECOND,
-        took.as_secs_f64() * 1e3,
-        n.events as f64 / took.as_secs_f64().max(1e-9)
-    );
+    let _ = write!(w, "{} events, {} simulated s", n.events, o.sim_us / SECOND);
+    let _ = match took {
+        Some(took) => writeln!(
+            w,
+            ", {:.1} ms, {:.0} events/s",
+            took.as_secs_f64() * 1e3,
+            n.events as f64 / took.as_secs_f64().max(1e-9)
+        ),
+        None => writeln!(w),
+    };
     if !o.held() {
         let _ = write!(w, "{}", failure(o));
+    }
+    if o.stopped {
+        let _ = writeln!(w, "stopped after {} events: what would have come is not known", o.counts.events);
     }
     let _ = writeln!(w, "digest {:016x}", o.digest);
     out
 }
 
-/// What broke, and how to see it again.
+/// What broke, and how to see it again; with a picture of what led to it, if the trace was kept.
 pub fn failure(o: &Outcome) -> String {
+    let mut out = verdict(o);
+    if !out.is_empty() && !o.trace.is_empty() {
+        let subjects = o.broken.as_ref().map(|violation| picture::subjects(&violation.what)).unwrap_or_default();
+        let slice = picture::slice(&o.trace, &subjects, SLICE);
+        let _ = write!(out, "\n{}", picture::diagram(&slice));
+    }
+    out
+}
+
+/// What broke, in a few lines.
+pub fn verdict(o: &Outcome) -> String {
     let mut out = String::new();
     let at = format!("event {}, {}.{:06} s", o.counts.events, o.sim_us / SECOND, o.sim_us % SECOND);
     let what = match (&o.panicked, &o.broken) {
@@ -189,9 +225,28 @@ pub fn failure(o: &Outcome) -> String {
     };
     let _ = writeln!(out, "BROKEN {} at {at}", o.promise());
     let _ = writeln!(out, "  {what}");
-    let _ = writeln!(out, "  cargo run --release -p sim -- --seed {}", o.plan.seed);
+    let _ = match o.plan == Plan::of(o.plan.seed) {
+        true => writeln!(out, "  cargo run --release -p sim -- --seed {}", o.plan.seed),
+        false => writeln!(out, "  cargo run --release -p sim -- --plan FILE, with the plan of seed {}", o.plan.seed),
+    };
     out
 }
+
+/// Everything about a run, as files in a folder.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn write(o: &Outcome, folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(folder.join("report.txt"), summary(o, None))?;
+    std::fs::write(folder.join("run.plan"), o.plan.to_string())?;
+    let lines: String = o.trace.iter().map(|entry| trace::line(entry) + "\n").collect();
+    std::fs::write(folder.join("trace.txt"), lines)?;
+    std::fs::write(folder.join("timeline.html"), timeline::html(o))
+}
+
+/// Lines of the picture of a failure, so that it fits a screen.
+const SLICE: usize = 30;
 
 /// What many seeds came to.
 #[derive(Clone, Debug, Default)]

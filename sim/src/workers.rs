@@ -200,6 +200,9 @@ impl World {
             let (tenant, job, token, seq) = (hold.tenant.clone(), hold.job, hold.token, hold.seq);
             asks.push(Ask { job, token, act: *act });
             let mark = ItemRef { call, item: item as u32 }.mark();
+            if *act == Act::Fail && self.phase == Phase::Chaos && job.child_of().is_some() {
+                self.retry_soon(tenant.clone(), job);
+            }
             requests.push(self.request(w, tenant, job, token, seq, *act, &mark));
         }
         self.workers[w].asks.insert(call, asks);
@@ -213,6 +216,15 @@ impl World {
         };
         let r = self.any_replica(Topic::Worker, w);
         self.call(Caller::Worker(w as u8), 1, r, request, 7 * SECOND);
+    }
+
+    /// An operator who retries what fails, sometimes in the very moment in which its group is finalized.
+    fn retry_soon(&mut self, tenant: String, job: JobId) {
+        let at = Topic::Meddle.of(0);
+        if self.choices.draw(at, 4) == 3 {
+            let after = self.choices.between(at, 0, 5 * MILLI);
+            self.schedule(after, Event::Retry { tenant, job });
+        }
     }
 
     #[expect(clippy::too_many_arguments)]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use leasehold_core::replica::Mark;
 use leasehold_core::store::StoreError;
-use leasehold_core::{Input, Name, Request, StoreAnswer, StoreId, StoreOp};
+use leasehold_core::{Input, JobId, Name, Request, StoreAnswer, StoreId, StoreOp};
 
 use crate::calls::{CallId, Caller, Heard, Ledger};
 use crate::choices::{Choices as _, Seeded, Topic};
@@ -22,6 +22,7 @@ use crate::owners::Owner;
 use crate::replicas::Host;
 use crate::setup::{MILLI, SECOND, Setup};
 use crate::store::StoreHost;
+use crate::trace::Trace;
 use crate::workers::Worker;
 
 /// Microseconds since the run began.
@@ -92,6 +93,11 @@ pub enum Event {
         wake: u32,
     },
     Operator,
+    /// An operator retries this one.
+    Retry {
+        tenant: String,
+        job: JobId,
+    },
     Chaos,
     /// The store has room again.
     Room,
@@ -180,8 +186,9 @@ pub struct World {
     pub marks: BTreeMap<Mark, u64>,
     /// The first promise that was broken.
     pub broken: Option<Violation>,
-    /// Prints every event.
-    pub trace: bool,
+    pub trace: Trace,
+    /// The run is stopped after so many events.
+    pub until: u64,
 }
 
 impl World {
@@ -205,7 +212,8 @@ impl World {
             counts: Counts::default(),
             marks: BTreeMap::new(),
             broken: None,
-            trace: false,
+            trace: Trace::default(),
+            until: u64::MAX,
             heap: BinaryHeap::new(),
             seq: 0,
             choices,
@@ -239,13 +247,18 @@ impl World {
 
     /// Takes the next event; false when there is none or a promise was broken.
     pub fn step(&mut self) -> bool {
-        if self.broken.is_some() {
+        if self.broken.is_some() || self.stopped() {
             return false;
         }
         let Some(Reverse(next)) = self.heap.pop() else { return false };
         self.now = self.now.max(next.at);
         self.happen(next.event);
         self.broken.is_none()
+    }
+
+    /// Whether it was stopped before its end, and so proves nothing.
+    pub fn stopped(&self) -> bool {
+        self.counts.events >= self.until
     }
 
     /// Runs until that time, inclusive.
@@ -290,6 +303,10 @@ impl World {
             Event::Owner { owner } => self.owner_wakes(usize::from(owner)),
             Event::Worker { worker, wake } => self.worker_wakes(usize::from(worker), wake),
             Event::Operator => self.operator_wakes(),
+            Event::Retry { tenant, job } => {
+                let r = self.any_replica(Topic::Meddle, 1);
+                self.call(Caller::Operator, 0, r, Request::Retry { tenant, job }, 6 * SECOND);
+            }
             Event::Chaos => self.chaos(),
             Event::Room => self.store.model.full = false,
             Event::Look => self.look(),
@@ -314,7 +331,7 @@ impl World {
     pub fn fault(&mut self, name: &'static str) {
         *self.counts.faults.entry(name).or_default() += 1;
         self.digest.bytes(name.as_bytes());
-        self.say(&format!("FAULT {name}"));
+        self.say_fault(name);
     }
 
     /// Every second: what only time can break.

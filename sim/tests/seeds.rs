@@ -13,7 +13,7 @@ fn the_first_seeds_hold() {
             .map(|part| {
                 scope.spawn(move || {
                     let seeds = (0..300).filter(|seed| seed % 2 == part);
-                    let outcomes = seeds.map(|seed| report::run(&Plan::of(seed), false));
+                    let outcomes = seeds.map(|seed| report::run(&Plan::of(seed)));
                     outcomes.filter(|o| !o.held()).map(|o| report::failure(&o)).collect::<Vec<_>>()
                 })
             })
@@ -21,6 +21,43 @@ fn the_first_seeds_hold() {
         parts.into_iter().flat_map(|part| part.join().unwrap()).collect()
     });
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// Plans under which a bug showed once, or shows while it is planted: they hold without it.
+#[test]
+fn what_was_found_once_stays_mended() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/regressions");
+    let mut plans = 0;
+    for entry in std::fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("it can be read").path();
+        if path.extension().is_none_or(|e| e != "plan") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).expect("it can be read");
+        let plan = Plan::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let outcome = report::run(&plan);
+        assert!(outcome.held(), "{}: {}", path.display(), report::failure(&outcome));
+        plans += 1;
+    }
+    assert!(plans > 0);
+}
+
+#[test]
+fn a_run_is_stopped_where_it_is_told_to_and_leaves_its_trace() {
+    let folder = std::env::temp_dir().join(format!("sim-out-{}", std::process::id()));
+    let out = folder.to_str().expect("a path");
+    let (status, text) = sim(&["run", "--seed", "3", "--until", "500", "--out", out]);
+    assert_eq!(status, 0, "{text}");
+    assert!(text.contains("stopped after 500 events"), "{text}");
+    let trace = std::fs::read_to_string(folder.join("trace.txt")).expect("written");
+    assert!(trace.contains("#499") && !trace.contains("#501"), "{}", trace.lines().last().unwrap_or_default());
+    let page = std::fs::read_to_string(folder.join("timeline.html")).expect("written");
+    assert!(page.contains("seed 3: stopped") && !page.contains("@ROWS@"));
+    let plan = std::fs::read_to_string(folder.join("run.plan")).expect("written");
+    assert_eq!(Plan::parse(&plan), Ok(Plan::of(3)));
+    std::fs::remove_dir_all(&folder).expect("it was ours");
+    // There is nothing to shrink where nothing breaks.
+    assert_eq!(sim(&["shrink", "--seed", "3"]).0, 1);
 }
 
 fn sim(args: &[&str]) -> (i32, String) {
