@@ -1,7 +1,9 @@
 //! Power cuts, disk faults, flipped bits and kills for Leasehold's embedded store, and faults of every kind
 //! for servers on one Redis; each from a seed.
 
+mod bodies;
 mod books;
+mod crowd;
 mod cuts;
 mod faults;
 mod flips;
@@ -38,6 +40,10 @@ usage: harness COMMAND [--seed N] …
             without it a small one is mounted for the time, or a limit on the size of files stands in
   space   a job delayed for a month and many short ones: what is on disk in the end
             --jobs N (1000000)  --events N (1000): entries that the log keeps
+  bodies  random bodies for every call of a real server: no 5xx, and memory that stays flat
+            --bodies N (100000)  --server PATH
+  crowd   idle connections, long polls and slow clients beside submits: their times, and the memory
+            --idle N (5000)  --polls N (1000)  --slow N (200)  --submitters N (8)  --seconds N (20)  --server PATH
   open    seconds to open a store of many live jobs
             --jobs N (1000000)
 
@@ -55,8 +61,24 @@ struct Args {
     paths: Vec<(&'static str, PathBuf)>,
 }
 
-const NUMBERS: [&str; 11] =
-    ["cuts", "each", "cut", "flips", "calls", "every", "rounds", "jobs", "events", "minutes", "seconds"];
+const NUMBERS: [&str; 16] = [
+    "cuts",
+    "each",
+    "cut",
+    "flips",
+    "calls",
+    "every",
+    "rounds",
+    "jobs",
+    "events",
+    "bodies",
+    "idle",
+    "polls",
+    "slow",
+    "submitters",
+    "minutes",
+    "seconds",
+];
 const PATHS: [&str; 4] = ["server", "folder", "trace", "redis"];
 
 impl Args {
@@ -126,6 +148,8 @@ fn main() -> ExitCode {
         "redis" => run_redis(&args),
         "space" => run_space(&args),
         "open" => run_open(&args),
+        "bodies" => run_bodies(&args),
+        "crowd" => run_crowd(&args),
         "help" => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;
@@ -308,10 +332,7 @@ fn run_full(args: &Args) -> Result<Full, String> {
 }
 
 fn run_redis(args: &Args) -> Broken {
-    let leasehold = match args.path("server") {
-        Some(path) => path.to_owned(),
-        None => server::binary().map_err(|e| e.to_string())?,
-    };
+    let leasehold = binary(args)?;
     let (minutes, seconds) = match (args.number("minutes"), args.number("seconds")) {
         (None, None) => (30, 0),
         (minutes, seconds) => (minutes.unwrap_or(0), seconds.unwrap_or(0)),
@@ -325,6 +346,66 @@ fn run_redis(args: &Args) -> Broken {
         length: std::time::Duration::from_secs(60 * minutes + seconds),
     };
     redis::run(&options).map_err(|e| e.to_string())
+}
+
+fn binary(args: &Args) -> Result<PathBuf, String> {
+    match args.path("server") {
+        Some(path) => Ok(path.to_owned()),
+        None => server::binary().map_err(|e| e.to_string()),
+    }
+}
+
+/// What the server may grow by between a tenth of the bodies and the last: its store's caches still fill.
+const GROWTH_KIB: u64 = 48 * 1024;
+
+fn run_bodies(args: &Args) -> Broken {
+    let (folder, _temporary) = args.folder()?;
+    let total = args.number("bodies").unwrap_or(100_000);
+    let report = bodies::bodies(&binary(args)?, &folder, args.seed, total).map_err(|e| e.to_string())?;
+    let [early, half, end] = report.memory;
+    println!("calls that take a body   {}", report.endpoints);
+    println!(
+        "answers                  2xx {}, 4xx {}, 5xx {}",
+        report.answers[2], report.answers[4], report.answers[5]
+    );
+    println!("memory                   {} MiB, {} MiB, {} MiB", early / 1024, half / 1024, end / 1024);
+    let mut broken = report.broken;
+    if end > early + GROWTH_KIB {
+        broken.push("the memory grows with what is refused".to_owned());
+    }
+    Ok(broken)
+}
+
+fn run_crowd(args: &Args) -> Broken {
+    let (folder, _temporary) = args.folder()?;
+    let number = |name, default| args.number(name).unwrap_or(default);
+    let crowd = crowd::Crowd {
+        idle: number("idle", 5_000),
+        polls: number("polls", 1_000),
+        slow: number("slow", 200),
+        submitters: number("submitters", 8),
+        seconds: number("seconds", 20),
+    };
+    let report = crowd::crowd(&binary(args)?, &folder, crowd).map_err(|e| e.to_string())?;
+    for (name, latency) in [("alone", report.alone), ("crowded", report.crowded)] {
+        let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+        println!(
+            "submits, {name:<15} {} a second; p50 {:.2} ms, p99 {:.2} ms, longest {:.0} ms",
+            latency.calls as u64 / crowd.seconds.max(1),
+            ms(latency.p50),
+            ms(latency.p99),
+            ms(latency.longest)
+        );
+    }
+    let [before, with, after] = report.memory;
+    println!(
+        "memory                   {} MiB, {} MiB with the crowd, {} MiB after it",
+        before >> 10,
+        with >> 10,
+        after >> 10
+    );
+    println!("slow clients sent away   {}", report.sent_away);
+    Ok(report.broken)
 }
 
 fn run_space(args: &Args) -> Broken {

@@ -133,6 +133,19 @@ fn spawn(mut command: Command, address: SocketAddr, folder: &Path) -> Result<Chi
         .spawn()
 }
 
+impl Server {
+    /// KiB of its memory that are resident.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn resident_kib(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok());
+        kib.ok_or_else(|| Error::other("the server's memory is not known"))
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // It may have ended already.
@@ -164,6 +177,14 @@ impl Client {
     /// # Errors
     /// If no answer came: the call may have been done.
     pub fn send(&mut self, method: &str, path: &str, key: Option<&str>, body: &str) -> Result<(u16, Vec<u8>)> {
+        self.send_bytes(method, path, key, body.as_bytes())
+    }
+
+    /// One call with any body.
+    ///
+    /// # Errors
+    /// If no answer came: the call may have been done.
+    pub fn send_bytes(&mut self, method: &str, path: &str, key: Option<&str>, body: &[u8]) -> Result<(u16, Vec<u8>)> {
         let result = self.exchange(method, path, key, body);
         if result.is_err() {
             self.stream = None;
@@ -171,7 +192,7 @@ impl Client {
         result
     }
 
-    fn exchange(&mut self, method: &str, path: &str, key: Option<&str>, body: &str) -> Result<(u16, Vec<u8>)> {
+    fn exchange(&mut self, method: &str, path: &str, key: Option<&str>, body: &[u8]) -> Result<(u16, Vec<u8>)> {
         let key = key.map(|k| format!("idempotency-key: {k}\r\n")).unwrap_or_default();
         let (address, len) = (self.address, body.len());
         let head = format!(
@@ -186,7 +207,7 @@ impl Client {
                 BufReader::new(stream)
             }
         };
-        stream.get_mut().write_all(&[head.as_bytes(), body.as_bytes()].concat())?;
+        stream.get_mut().write_all(&[head.as_bytes(), body].concat())?;
         let mut line = String::new();
         stream.read_line(&mut line)?;
         let status = line.get(9..12).and_then(|s| s.parse().ok()).ok_or_else(|| Error::other("no answer"))?;

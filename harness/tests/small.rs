@@ -76,3 +76,25 @@ fn servers_on_a_redis_lose_nothing_whatever_is_done_to_them() {
 fn disk_use_follows_what_lives() {
     run(&["space", "--jobs", "20000", "--events", "1000"]);
 }
+
+#[test]
+fn random_bodies_are_refused_and_cost_no_memory() {
+    run_with_server(&["bodies", "--bodies", "4000"]);
+}
+
+#[test]
+fn who_only_waits_or_dawdles_is_in_nobodys_way() {
+    run_with_server(&[
+        "crowd",
+        "--idle",
+        "300",
+        "--polls",
+        "60",
+        "--slow",
+        "20",
+        "--submitters",
+        "4",
+        "--seconds",
+        "3",
+    ]);
+}
