@@ -116,7 +116,7 @@ pub const NAME_IDLE: u64 = MINUTE;
 /// Longest wait before leases are reclaimed after an outage, and the wait after a start.
 pub const GRACE_MS: u64 = 10_000;
 /// Jobs that one call of purge ends or deletes.
-pub const PURGE: usize = 500;
+pub const PURGE: usize = 200;
 /// Names of queues read at once.
 pub const QUEUES: usize = 1_000;
 

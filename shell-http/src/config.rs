@@ -10,6 +10,10 @@ use leasehold_core::Config as Core;
 use crate::limits::Limits;
 use crate::store::Address;
 
+/// Transactions in one commit to a Redis, which does nothing else meanwhile: at some 30 µs each it is
+/// back after a few milliseconds.
+const REDIS_COMMIT: usize = 200;
+
 /// Flags of `leasehold serve`. Everything here can also stand in the file and in the environment.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Flags {
@@ -264,7 +268,11 @@ impl Config {
 
     /// The core's part.
     pub fn core(&self) -> Core {
-        Core { retention_ms: millis(self.retention), lease_ms: millis(self.lease), ..Core::default() }
+        let mut core = Core { retention_ms: millis(self.retention), lease_ms: millis(self.lease), ..Core::default() };
+        if matches!(self.store, Address::Redis(_)) {
+            core.commit_txns = core.commit_txns.min(REDIS_COMMIT);
+        }
+        core
     }
 
     /// As a file that would configure the same.
