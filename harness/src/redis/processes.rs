@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{Error, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use super::resp::Connection;
 
 /// How long a process may take to come or to go.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// How long it may start: a server waits so long for a Redis that is not there, and loads.
+const STARTING: Duration = Duration::from_secs(10);
 
 /// A port that others' outgoing connections are not given: a process that is down for a moment finds
 /// it free.
@@ -37,6 +40,7 @@ pub struct Process {
     args: Vec<String>,
     log: PathBuf,
     child: Option<Child>,
+    started: Instant,
     /// When it was told to end.
     told: Option<Instant>,
 }
@@ -56,7 +60,15 @@ impl Process {
     /// If it cannot be.
     pub fn start(name: &str, program: &Path, args: Vec<String>, folder: &Path) -> Result<Process> {
         let log = folder.join(format!("{name}.log"));
-        let mut process = Process { name: name.into(), program: program.into(), args, log, child: None, told: None };
+        let mut process = Process {
+            name: name.into(),
+            program: program.into(),
+            args,
+            log,
+            child: None,
+            started: Instant::now(),
+            told: None,
+        };
         process.again()?;
         Ok(process)
     }
@@ -75,6 +87,7 @@ impl Process {
             .spawn()
             .map_err(|e| Error::other(format!("{}: {e}", self.program.display())))?;
         self.child = Some(child);
+        self.started = Instant::now();
         self.told = None;
         Ok(())
     }
@@ -97,6 +110,8 @@ impl Process {
         self.child = None;
         Some(match self.told.take() {
             Some(_) if status.success() => Ended::Told,
+            // While it starts it does not listen for signals yet, and the system ends it.
+            Some(told) if status.signal() == Some(15) && told < self.started + STARTING => Ended::Told,
             Some(_) => Ended::Broken(format!("{} was told to end, and ended with {status}", self.name)),
             None => Ended::Broken(format!("{} has ended by itself: {status}", self.name)),
         })
