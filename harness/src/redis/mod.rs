@@ -242,7 +242,9 @@ impl World {
         // One that was told to end may take its time, which others' faults lengthen.
         for target in std::mem::take(&mut self.gone) {
             match self.process(target) {
-                Some(process) if process.is_there() => drop(self.gone.insert(target)),
+                Some(process) if process.is_ending() => drop(self.gone.insert(target)),
+                // It had not come back when the fault came, and has by now.
+                Some(process) if process.is_there() => {}
                 Some(process) => process.again()?,
                 None => {}
             }

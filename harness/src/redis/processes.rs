@@ -96,6 +96,11 @@ impl Process {
         self.child.is_some()
     }
 
+    /// Whether it was told to end and has not yet.
+    pub fn is_ending(&self) -> bool {
+        self.child.is_some() && self.told.is_some()
+    }
+
     /// Whether it has ended, and how.
     pub fn ended(&mut self) -> Option<Ended> {
         let status = self.child.as_mut()?.try_wait().ok()?;
