@@ -23,7 +23,7 @@ fn run_with_server(args: &[&str]) {
 
 #[test]
 fn c62_on_a_full_disk_nothing_is_acknowledged_until_the_store_is_proven() {
-    run_with_server(&["full", "--rounds", "2"]);
+    run_with_server(&["full", "--rounds", "1"]);
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn c62_a_failed_call_stops_the_store_until_it_is_proven() {
 
 #[test]
 fn c68_power_cuts_lose_nothing_that_was_acknowledged() {
-    run(&["cuts", "--cuts", "300", "--each", "75"]);
+    run(&["cuts", "--cuts", "200", "--each", "50"]);
 }
 
 /// A workload with what once kept a store from being opened after a power cut: a group that was not
