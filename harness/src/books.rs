@@ -65,17 +65,6 @@ fn ghosts(store: &mut DiskStore, audit: &mut Audit) {
 }
 
 fn job(store: &mut DiskStore, id: JobId, count: &mut u64) -> Result<(), String> {
-    let statuses = [
-        Status::Scheduled,
-        Status::Held,
-        Status::Queued,
-        Status::Running,
-        Status::Retrying,
-        Status::Succeeded,
-        Status::Dead,
-        Status::Cancelled,
-        Status::Expired,
-    ];
     let records = vec![keys::job(id), keys::lease(id), keys::payload(id)];
     let first = store.read(&Read { records, ..Read::default() }).map_err(|e| format!("{e:?}"))?;
     let [main, lease, payload] = &first.records[..] else { return Err("an answer of another length".into()) };
@@ -84,13 +73,13 @@ fn job(store: &mut DiskStore, id: JobId, count: &mut u64) -> Result<(), String> 
     let main_record: Job = codec::decode(bytes).map_err(|e| format!("its record cannot be decoded: {e:?}"))?;
     let member = keys::member(id);
     let place = |s| (keys::status(&main_record.tenant, &main_record.queue, main_record.class, s), member.clone());
-    let mut members: Vec<_> = statuses.iter().map(|s| place(*s)).collect();
+    let mut members: Vec<_> = Status::ALL.map(place).into();
     members.extend([keys::LEASES, keys::DUE].map(|index| (index, member.clone())));
     let keyed = main_record.key.as_ref().map(|(key, _)| keys::key(&main_record.tenant, key));
     let ask = Read { members, records: keyed.into_iter().collect(), ..Read::default() };
     let second = store.read(&ask).map_err(|e| format!("{e:?}"))?;
     let stands: Vec<Status> =
-        statuses.into_iter().zip(&second.members).filter(|(_, m)| m.is_some()).map(|(s, _)| s).collect();
+        Status::ALL.into_iter().zip(&second.members).filter(|(_, m)| m.is_some()).map(|(s, _)| s).collect();
     let [leases, due] = [second.members[9].is_some(), second.members[10].is_some()];
     if main_record.deleted {
         return expect(stands.is_empty(), || format!("deleted, and stands in {stands:?}"));

@@ -282,10 +282,7 @@ fn run_faults(args: &Args) -> Broken {
 }
 
 fn run_kill(args: &Args) -> Broken {
-    let binary = match args.path("server") {
-        Some(path) => path.to_owned(),
-        None => server::binary().map_err(|e| e.to_string())?,
-    };
+    let binary = binary(args)?;
     let (folder, _temporary) = args.folder()?;
     let rounds = args.number("rounds").unwrap_or(20);
     let report = kill::kill(&binary, &folder, args.seed, rounds).map_err(|e| e.to_string())?;
@@ -305,10 +302,7 @@ enum Full {
 }
 
 fn run_full(args: &Args) -> Result<Full, String> {
-    let binary = match args.path("server") {
-        Some(path) => path.to_owned(),
-        None => server::binary().map_err(|e| e.to_string())?,
-    };
+    let binary = binary(args)?;
     let rounds = args.number("rounds").unwrap_or(5);
     let folder = args.path("folder");
     if folder.is_none() {

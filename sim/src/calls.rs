@@ -8,7 +8,7 @@ use leasehold_core::{Failure, JobId, Outcome, Request};
 pub type CallId = u32;
 
 /// Who asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Caller {
     Client(u8),
     /// Of groups.

@@ -122,6 +122,7 @@ pub fn diagram(entries: &[&Entry]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::calls::Caller;
 
     fn entry(event: u64, from: Lane, to: Lane, kind: Kind, text: &str) -> Entry {
         Entry { at: event * 1_000, event, from, to, kind, text: text.to_owned() }
@@ -129,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_slice_follows_the_call_and_its_operation() {
-        let (client, r, store) = (Lane::Client(0), Lane::Replica(0), Lane::Store);
+        let (client, r, store) = (Lane::Caller(Caller::Client(0)), Lane::Replica(0), Lane::Store);
         let trace = [
             entry(1, client, r, Kind::Message, "call 1: claim"),
             entry(2, client, r, Kind::Message, "call 12: claim"),

@@ -11,40 +11,22 @@ use crate::world::{Event, Micros, World};
 /// A column of the picture: who sends or hears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
-    Client(u8),
-    Owner(u8),
-    Worker(u8),
-    Operator,
-    Auditor,
-    Script,
+    Caller(Caller),
     Replica(u8),
     Store,
     /// What happens to all: faults.
     World,
 }
 
-impl From<Caller> for Lane {
-    fn from(caller: Caller) -> Lane {
-        match caller {
-            Caller::Client(n) => Lane::Client(n),
-            Caller::Owner(n) => Lane::Owner(n),
-            Caller::Worker(n) => Lane::Worker(n),
-            Caller::Operator => Lane::Operator,
-            Caller::Auditor => Lane::Auditor,
-            Caller::Script => Lane::Script,
-        }
-    }
-}
-
 impl std::fmt::Display for Lane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Lane::Client(n) => write!(f, "client{n}"),
-            Lane::Owner(n) => write!(f, "owner{n}"),
-            Lane::Worker(n) => write!(f, "worker{n}"),
-            Lane::Operator => f.write_str("operator"),
-            Lane::Auditor => f.write_str("auditor"),
-            Lane::Script => f.write_str("script"),
+            Lane::Caller(Caller::Client(n)) => write!(f, "client{n}"),
+            Lane::Caller(Caller::Owner(n)) => write!(f, "owner{n}"),
+            Lane::Caller(Caller::Worker(n)) => write!(f, "worker{n}"),
+            Lane::Caller(Caller::Operator) => f.write_str("operator"),
+            Lane::Caller(Caller::Auditor) => f.write_str("auditor"),
+            Lane::Caller(Caller::Script) => f.write_str("script"),
             Lane::Replica(n) => write!(f, "r{n}"),
             Lane::Store => f.write_str("store"),
             Lane::World => f.write_str("world"),
@@ -131,11 +113,11 @@ impl World {
             return;
         }
         let caller =
-            |call: &u32| self.ledger.get(*call).map(|c| (Lane::from(c.caller), Lane::Replica(c.replica as u8)));
+            |call: &u32| self.ledger.get(*call).map(|c| (Lane::Caller(c.caller), Lane::Replica(c.replica as u8)));
         let (from, to, text) = match event {
             Event::Arrive { call } => {
                 let Some(c) = self.ledger.get(*call) else { return };
-                let (from, to) = (Lane::from(c.caller), Lane::Replica(c.replica as u8));
+                let (from, to) = (Lane::Caller(c.caller), Lane::Replica(c.replica as u8));
                 (from, to, format!("call {call}: {}", request(&c.request)))
             }
             Event::Answer { call, heard } => {
