@@ -6,7 +6,8 @@
 //!
 //! Reading order: [`setup`] (what a seed draws), [`world`] (the event loop), [`replicas`], [`links`] and
 //! [`store`] (what happens to what a replica says), [`faults`], [`clients`], [`owners`] of groups and [`workers`] (the load),
-//! [`oracle`] (what must hold), [`liveness`] (the phases of a run), [`scenarios`] (scripted worlds).
+//! [`oracle`] (what must hold), [`liveness`] (the phases of a run), [`scenarios`] (scripted worlds), [`sweep`] (every
+//! fault at every place of them).
 
 pub mod calls;
 pub mod choices;
@@ -25,6 +26,8 @@ pub mod scenarios;
 pub mod setup;
 pub mod shrink;
 pub mod store;
+pub mod strikes;
+pub mod sweep;
 pub mod timeline;
 pub mod trace;
 pub mod twin;

@@ -10,7 +10,11 @@ use crate::calls::{CallId, Caller, Heard, Instant};
 use crate::choices::{Choices as _, Topic};
 use crate::oracle::Promise;
 use crate::setup::{MILLI, SECOND};
+use crate::strikes::Kind;
 use crate::world::{Event, Micros, Phase, World};
+
+/// By how much a late envelope is late: longer than anybody waits for it.
+const LATE: Micros = 7 * SECOND;
 
 /// One-way cuts, by replica: nothing passes until then.
 #[derive(Clone, Debug)]
@@ -100,6 +104,20 @@ impl World {
         let replica = r as u8;
         let at_store = |answer| Event::AtStore { replica, epoch, id, op: op.clone(), answer, again: false };
         let again = Event::AtStore { replica, epoch, id, op: op.clone(), answer: false, again: true };
+        if self.strikes.on {
+            if self.struck(Kind::Unavailable) {
+                return self.reply_to(r, epoch, id, Err(StoreError::Unavailable));
+            }
+            if self.struck(Kind::RequestLost) {
+                return;
+            }
+            if self.struck(Kind::RequestLate) {
+                return self.schedule(after + LATE, at_store(true));
+            }
+            if matches!(&*op, StoreOp::Commit(_)) && self.struck(Kind::Twice) {
+                self.schedule(after + 3 * SECOND, again.clone());
+            }
+        }
         match order {
             Order::Pass => {}
             Order::LoseRequest => return,
@@ -146,6 +164,13 @@ impl World {
     /// change nothing (law 3). A transport that repeats a request on its own, *whatever* became of it, is
     /// outside the contract: a shell must see to it that its client library does not.
     pub fn at_store(&mut self, r: usize, epoch: u32, id: StoreId, op: &StoreOp, answer: bool, again: bool) {
+        if self.struck(Kind::StoreClock) {
+            self.store.stepped += 20 * SECOND as i64;
+        }
+        if self.struck(Kind::StoreFull) {
+            self.store.model.full = true;
+            self.schedule(10 * SECOND, Event::Room);
+        }
         self.store.tick(self.now);
         if self.store.down_until > self.now {
             let label = Topic::StoreReply.of(r);
@@ -176,8 +201,18 @@ impl World {
             return;
         }
         let label = Topic::StoreReply.of(r);
-        if self.links.from_store[r] > self.now {
+        if self.links.from_store[r] > self.now || self.struck(Kind::ReplyLost) {
             return;
+        }
+        if self.struck(Kind::Broken) {
+            return self.reply_to(r, epoch, id, Err(StoreError::Unknown));
+        }
+        if self.struck(Kind::ReplyLate) {
+            let reply = Arc::new(reply);
+            return self.schedule(LATE, Event::FromStore { replica: r as u8, epoch, id, reply });
+        }
+        if self.struck(Kind::ReplyTwice) {
+            self.reply_to(r, epoch, id, reply.clone());
         }
         if self.chaotic() {
             let (lost, twice) = (self.setup.faults.store_reply_lost, self.setup.faults.reply_twice);
@@ -224,6 +259,9 @@ impl World {
         let partial = self.setup.faults.store_partial;
         if self.chaotic() && keep > 1 && self.choices.chance(Topic::StorePartial.of(r), partial) {
             keep = self.choices.draw(Topic::StorePartial.of(r), keep as u64) as usize;
+        }
+        if keep > 1 && self.struck(Kind::Partial) {
+            keep = 1;
         }
         let mut answers = Vec::with_capacity(commit.txns.len());
         let mut given = Vec::new();
@@ -274,6 +312,7 @@ impl World {
                 if self.hosts[r].replica.is_none()
                     || self.links.from_store[r] > self.now
                     || (self.chaotic() && self.choices.chance(Topic::Notify.of(r), lost))
+                    || self.struck(Kind::NoticeLost)
                 {
                     continue;
                 }
@@ -291,7 +330,10 @@ impl World {
         self.schedule(patience, Event::GiveUp { call });
         let after = self.call_latency(r);
         let lost = self.setup.faults.call_lost;
-        if self.links.to_replica[r] > self.now || (self.chaotic() && self.choices.chance(Topic::CallLink.of(r), lost)) {
+        if self.links.to_replica[r] > self.now
+            || (self.chaotic() && self.choices.chance(Topic::CallLink.of(r), lost))
+            || self.struck(Kind::CallLost)
+        {
             return;
         }
         self.schedule(after, Event::Arrive { call });
@@ -318,7 +360,9 @@ impl World {
     pub fn send_answer(&mut self, r: usize, call: CallId, outcome: Outcome) {
         let after = self.call_latency(r);
         let lost = self.setup.faults.answer_lost;
-        if self.links.from_replica[r] > self.now || (self.chaotic() && self.choices.chance(Topic::CallLink.of(r), lost))
+        if self.links.from_replica[r] > self.now
+            || (self.chaotic() && self.choices.chance(Topic::CallLink.of(r), lost))
+            || self.struck(Kind::AnswerLost)
         {
             return;
         }

@@ -33,6 +33,11 @@ impl World {
         self.heal();
         self.settle();
         self.finish();
+        self.close();
+    }
+
+    /// All work is done: the events and the books are looked at, then the silence, then what is left.
+    pub fn close(&mut self) {
         self.audit();
         self.quiet();
         self.core_audit();

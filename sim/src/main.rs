@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use sim::plan::{self, Plan};
 use sim::report::{self, Options, Outcome, Soak};
 use sim::shrink::{self, Budget};
+use sim::strikes::Strike;
+use sim::sweep::{self, scripts};
 use sim::trace::Trace;
 
 const HELP: &str = "\
@@ -20,6 +22,10 @@ USAGE
   sim --plan FILE [OPTION]…      a seed with overridden draws
   sim shrink --seed N|--plan FILE [--out DIR]
                                  the shortest plan found under which the same promise breaks
+  sim sweep [--scenario NAME] [--pairs N] [--every N]
+                                 short scripts, each once for every fault at every place, and for pairs
+  sim sweep --scenario NAME --strike FAULT@PLACE…
+                                 one of them, with a picture of what happened
 
 OPTIONS
   --keep-going          with --seeds: list every failure
@@ -32,6 +38,8 @@ OPTIONS
   --digests             with --seeds: print only a digest for each seed
   --jobs N              threads (default: all cores)
   --minutes N           with shrink: how long it may look (default 5)
+  --pairs N             with sweep: sampled pairs of faults for each scenario (default 200)
+  --every N             with sweep: only every n-th place (default 1)
   --store redis://…     run a real Redis beside the model: it must do the same, and the replicas live on it
   --help
 
@@ -55,6 +63,11 @@ struct Args {
     keep_going: bool,
     check_determinism: bool,
     shrink: bool,
+    sweep: bool,
+    scenario: Option<String>,
+    strikes: Vec<Strike>,
+    pairs: Option<usize>,
+    every: Option<u64>,
     trace: bool,
     focus: Option<String>,
     until: Option<u64>,
@@ -95,7 +108,12 @@ fn parse() -> Result<Option<Args>, String> {
             Long("keep-going") => args.keep_going = true,
             Long("check-determinism") => args.check_determinism = true,
             Value(word) if word == "shrink" => args.shrink = true,
+            Value(word) if word == "sweep" => args.sweep = true,
             Value(word) if word == "run" => {}
+            Long("scenario") => args.scenario = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("strike") => args.strikes.push(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("pairs") => args.pairs = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("every") => args.every = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("focus") => args.focus = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("until") => args.until = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("out") => args.out = Some(parser.value().map_err(text)?.into()),
@@ -127,6 +145,9 @@ fn usage(error: &str) -> ExitCode {
 
 fn go(args: &Args) -> u8 {
     report::quiet_panics();
+    if args.sweep {
+        return sweep(args);
+    }
     match (args.seeds, args.seed, &args.plan) {
         (Some((from, to)), None, None) => many(args, from, to),
         (None, Some(seed), None) => one(args, Plan::of(seed)),
@@ -157,6 +178,54 @@ fn one(args: &Args, mut plan: Plan) -> u8 {
         return report::NOT_DETERMINISTIC;
     }
     outcome.status()
+}
+
+fn sweep(args: &Args) -> u8 {
+    let only = args.scenario.as_deref();
+    let scenario = scripts::ALL.iter().find(|s| Some(s.name) == only);
+    if only.is_some() && scenario.is_none() {
+        let names: Vec<&str> = scripts::ALL.iter().map(|s| s.name).collect();
+        eprintln!("sim: no such scenario; there are {}", names.join(", "));
+        return report::USAGE;
+    }
+    if !args.strikes.is_empty() {
+        let Some(scenario) = scenario else {
+            eprintln!("sim: --strike needs --scenario");
+            return report::USAGE;
+        };
+        let trace = Trace { print: args.trace, keep: true, focus: args.focus.clone(), kept: Vec::new() };
+        let ran = sweep::run(scenario, &args.strikes, trace);
+        print!("{}", sweep::failure(&ran));
+        println!("{} {}: {} events, {:?}", ran.scenario, ran.promise(), ran.events, ran.marks);
+        return sweep::status(&ran);
+    }
+    let from = Instant::now();
+    let mut shown = Instant::now();
+    let extent = sweep::Extent {
+        only,
+        every: args.every.unwrap_or(1),
+        pairs: args.pairs.unwrap_or(200),
+        seed: args.seed.unwrap_or(1),
+        threads: threads(args),
+    };
+    let swept = sweep::sweep(extent, &mut |done, all, broken| {
+        if shown.elapsed() > Duration::from_secs(2) {
+            shown = Instant::now();
+            eprintln!("{done} of {all} runs, {broken} broken");
+        }
+    });
+    print!("{}", swept.summary(from.elapsed()));
+    for ran in swept.broken.iter().take(if args.keep_going { usize::MAX } else { 3 }) {
+        // Once more, with its trace.
+        let again = scripts::ALL.iter().find(|s| s.name == ran.scenario);
+        let kept = Trace { keep: true, ..Trace::default() };
+        println!("{}", again.map_or_else(String::new, |s| sweep::failure(&sweep::run(s, &ran.strikes, kept))));
+    }
+    swept.broken.first().map_or(report::HELD, sweep::status)
+}
+
+fn threads(args: &Args) -> usize {
+    args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1)
 }
 
 fn artefacts(args: &Args, outcome: &Outcome) -> Result<(), String> {
@@ -210,7 +279,7 @@ fn many(args: &Args, from: u64, to: u64) -> u8 {
     let started = Instant::now();
     let mut soak = Soak::default();
     let mut digests = Vec::new();
-    let threads = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)).max(1);
+    let threads = threads(args);
     let next = AtomicU64::new(from);
     let stop = AtomicBool::new(false);
     let (sender, receiver) = mpsc::channel::<Outcome>();

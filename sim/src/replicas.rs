@@ -8,6 +8,7 @@ use crate::calls::{CallId, Fate, Heard};
 use crate::choices::{Choices as _, Topic};
 use crate::oracle::Promise;
 use crate::setup::{MILLI, SECOND};
+use crate::strikes::Kind;
 use crate::world::{Event, Micros, World};
 
 /// A machine on which one replica after the other lives.
@@ -92,6 +93,10 @@ impl World {
         if host.epoch != epoch || host.replica.is_none() {
             return;
         }
+        if !host.paused && self.struck(Kind::Pause) {
+            self.pause(r, 20 * SECOND);
+        }
+        let host = &mut self.hosts[r];
         if host.paused {
             host.backlog.push(input);
             return;
@@ -127,6 +132,9 @@ impl World {
             out.truncate(keep);
         }
         for output in out {
+            if self.struck(Kind::Crash) {
+                return self.crash(r, Some(SECOND));
+            }
             match output {
                 Output::Store { id, op } => {
                     self.digest.op(&op);

@@ -22,6 +22,7 @@ use crate::owners::Owner;
 use crate::replicas::Host;
 use crate::setup::{MILLI, SECOND, Setup};
 use crate::store::StoreHost;
+use crate::strikes::Strikes;
 use crate::trace::Trace;
 use crate::workers::Worker;
 
@@ -187,6 +188,8 @@ pub struct World {
     /// The first promise that was broken.
     pub broken: Option<Violation>,
     pub trace: Trace,
+    /// Faults at chosen places.
+    pub strikes: Strikes,
     /// The run is stopped after so many events.
     pub until: u64,
 }
@@ -213,6 +216,7 @@ impl World {
             marks: BTreeMap::new(),
             broken: None,
             trace: Trace::default(),
+            strikes: Strikes::default(),
             until: u64::MAX,
             heap: BinaryHeap::new(),
             seq: 0,

@@ -25,6 +25,8 @@ pub const TENANT: &str = "default";
 #[derive(Clone, Debug)]
 pub struct Script {
     pub world: World,
+    /// How long a caller waits for its answer.
+    pub patience: Micros,
 }
 
 /// A payload of its own for every text.
@@ -50,7 +52,7 @@ impl Script {
     pub fn with(seed: u64, replicas: usize, change: impl FnOnce(&mut Setup)) -> Script {
         let mut setup = Setup::quiet(seed, replicas);
         change(&mut setup);
-        Script { world: World::new(setup, Seeded::new(seed)) }
+        Script { world: World::new(setup, Seeded::new(seed)), patience: 130 * SECOND }
     }
 
     pub fn broken(&self) -> Option<&Violation> {
@@ -96,7 +98,7 @@ impl Script {
     // --- asking -------------------------------------------------------------------------------
 
     pub fn send(&mut self, replica: usize, request: Request) -> CallId {
-        self.world.call(Caller::Script, 0, replica, request, 130 * SECOND)
+        self.world.call(Caller::Script, 0, replica, request, self.patience)
     }
 
     /// What a call was answered, as far as its caller has heard.
@@ -130,7 +132,7 @@ impl Script {
         self.wait(call)
     }
 
-    fn mark(&self, item: u32) -> String {
+    pub fn mark(&self, item: u32) -> String {
         ItemRef { call: self.world.ledger.next(), item }.mark()
     }
 

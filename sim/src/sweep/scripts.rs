@@ -1,0 +1,561 @@
+//! The scenarios of the sweeps: short scripts that go on whatever becomes of a call, as an honest client
+//! and an honest worker would. What must hold is the oracle's to say; a script only makes things happen.
+
+use leasehold_core::group::record::Mode;
+use leasehold_core::ids::GroupId;
+use leasehold_core::job::record::{Backoff, Class, Status};
+use leasehold_core::opaque::Content;
+use leasehold_core::request::{Beat, CreateGroup, EventCursor, Fail, Leased, List, Start, Submit};
+use leasehold_core::{JobId, Request, Response};
+
+use crate::scenarios::{Script, TENANT, held, job, keyed, payload};
+
+/// A named script on so many replicas.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    pub name: &'static str,
+    pub replicas: usize,
+    pub lease_ms: u64,
+    pub run: fn(&mut Script),
+}
+
+const fn on(replicas: usize, name: &'static str, run: fn(&mut Script)) -> Scenario {
+    Scenario { name, replicas, lease_ms: 6_000, run }
+}
+
+pub const ALL: &[Scenario] = &[
+    on(2, "submit", submit),
+    on(2, "submit-with-a-key", submit_with_a_key),
+    on(2, "submit-a-batch", submit_a_batch),
+    on(2, "submit-for-later", submit_for_later),
+    on(2, "claim-and-complete", claim_and_complete),
+    on(2, "claim-a-batch", claim_a_batch),
+    on(2, "claims-that-race", claims_that_race),
+    on(2, "claim-repeated", claim_repeated),
+    on(2, "long-poll", long_poll),
+    on(2, "heartbeats", heartbeats),
+    on(2, "lease-lapses", lease_lapses),
+    on(2, "late-holder", late_holder),
+    on(2, "fail-and-retry", fail_and_retry),
+    on(2, "fail-for-good", fail_for_good),
+    on(2, "release", release),
+    on(2, "cancel-queued", cancel_queued),
+    on(2, "cancel-running", cancel_running),
+    on(2, "cancel-against-complete", cancel_against_complete),
+    on(2, "retry-the-dead", retry_the_dead),
+    on(2, "delete", delete),
+    on(2, "pause-and-resume", pause_and_resume),
+    on(2, "run-time-out", run_time_out),
+    on(2, "progress-time-out", progress_time_out),
+    on(2, "queue-deadline", queue_deadline),
+    on(2, "key-again", key_again),
+    on(2, "retention", retention),
+    on(2, "purge", purge),
+    on(2, "classes", classes),
+    on(2, "drain", drain),
+    on(1, "one-replica", claim_and_complete),
+    on(2, "reads", reads),
+    on(2, "group", group),
+    on(2, "group-with-a-key", group_with_a_key),
+    on(2, "group-by-pages", group_by_pages),
+    on(2, "group-fails-fast", group_fails_fast),
+    on(2, "group-cancelled", group_cancelled),
+    on(2, "group-ends-twice", group_ends_twice),
+    on(3, "group-of-three-replicas", group),
+];
+
+/// Tries of one intent.
+const TRIES: usize = 12;
+
+impl Script {
+    /// Asks one replica after the other until it is answered for certain.
+    fn insist(&mut self, first: usize, make: impl Fn(&Script) -> Request) -> Option<Response> {
+        let replicas = self.world.hosts.len();
+        for n in 0..TRIES {
+            if self.broken().is_some() {
+                return None;
+            }
+            let request = make(self);
+            match self.ask((first + n) % replicas, request) {
+                Ok(response) => return Some(response),
+                Err(failure) if failure.retry_after_ms().is_none() => return None,
+                Err(_) => self.pass(400),
+            }
+        }
+        None
+    }
+
+    fn pass(&mut self, ms: u64) {
+        let then = self.now_ms() + ms;
+        self.at_ms(then);
+    }
+
+    fn put(&mut self, replica: usize, submit: &Submit) -> Option<JobId> {
+        match self.insist(replica, |s| s.submit_request(submit))? {
+            Response::Created(view) | Response::Existing(view) => Some(view.id),
+            _ => None,
+        }
+    }
+
+    fn take(&mut self, replica: usize, max: usize, wait_ms: u64) -> Vec<Leased> {
+        // The same claim, however often it is asked.
+        let id = format!("claim-{}", self.world.ledger.next());
+        match self.insist(replica, |s| s.claim_request("w", max, wait_ms, Some(&id))) {
+            Some(Response::Claimed(jobs)) => jobs,
+            _ => Vec::new(),
+        }
+    }
+
+    fn finish(&mut self, replica: usize, leased: &Leased) -> Option<Response> {
+        self.insist(replica, |s| s.complete_request(leased.id, leased.token))
+    }
+
+    fn beat_on(&mut self, replica: usize, leased: &Leased, seq: u64) -> Option<Response> {
+        self.insist(replica, |_| {
+            let progress = Some(Content::json(format!("{seq}")).data);
+            Request::Heartbeat(Beat { held: held(leased.id, leased.token), progress, seq: Some(seq) })
+        })
+    }
+
+    fn fails(&mut self, replica: usize, leased: &Leased, retryable: bool) -> Option<Response> {
+        self.insist(replica, |s| match s.fail_request(0, leased.id, leased.token) {
+            Request::Fail(fail) => Request::Fail(Box::new(Fail { retryable, ..*fail })),
+            other => other,
+        })
+    }
+
+    /// Claims and completes until nothing is handed out any more.
+    fn work(&mut self, replica: usize) {
+        for _ in 0..TRIES {
+            let jobs = self.take(replica, 2, 0);
+            if jobs.is_empty() || self.broken().is_some() {
+                return;
+            }
+            for leased in jobs {
+                self.finish(replica, &leased);
+            }
+        }
+    }
+}
+
+fn submit(s: &mut Script) {
+    s.put(0, &job("a"));
+    s.put(1, &job("b"));
+}
+
+fn submit_with_a_key(s: &mut Script) {
+    let submit = keyed("a", "the-key");
+    let first = s.submit_request(&submit);
+    s.send(0, first);
+    s.put(1, &submit);
+    s.put(0, &submit);
+    s.put(0, &keyed("another", "the-key"));
+}
+
+fn submit_a_batch(s: &mut Script) {
+    let jobs: Vec<Submit> = vec![job("a"), keyed("b", "k"), keyed("b", "k"), job("c")];
+    s.create_all(0, &jobs);
+    s.create_all(1, &jobs);
+    s.work(0);
+}
+
+fn submit_for_later(s: &mut Script) {
+    s.put(0, &Submit { start: Start::DelayMs(3_000), ..job("later") });
+    s.take(1, 1, 0);
+    s.pass(3_500);
+    s.work(1);
+}
+
+fn claim_and_complete(s: &mut Script) {
+    s.put(0, &job("a"));
+    for leased in s.take(0, 1, 0) {
+        s.finish(0, &leased);
+        s.finish(0, &leased);
+    }
+}
+
+fn claim_a_batch(s: &mut Script) {
+    s.create_all(0, &[job("a"), job("b"), job("c")]);
+    let jobs = s.take(1, 10, 0);
+    let ends: Vec<Request> = jobs.iter().map(|l| s.complete_request(l.id, l.token)).collect();
+    if !ends.is_empty() {
+        s.ask(0, Request::Batch(ends)).ok();
+    }
+    for leased in jobs {
+        s.finish(1, &leased);
+    }
+}
+
+fn claims_that_race(s: &mut Script) {
+    s.create_all(0, &[job("a"), job("b"), job("c")]);
+    let calls: Vec<_> = (0..2)
+        .map(|replica| {
+            let request = s.claim_request("w", 2, 0, None);
+            s.send(replica, request)
+        })
+        .collect();
+    for call in calls {
+        if let Ok(Response::Claimed(jobs)) = s.wait(call) {
+            for leased in jobs {
+                s.finish(0, &leased);
+            }
+        }
+    }
+}
+
+fn claim_repeated(s: &mut Script) {
+    s.create_all(0, &[job("a"), job("b")]);
+    let first = s.claim_request("w", 1, 0, Some("again"));
+    s.send(0, first);
+    s.pass(50);
+    for replica in [0, 1] {
+        let again = s.claim_request("w", 1, 0, Some("again"));
+        if let Ok(Response::Claimed(jobs)) = s.ask(replica, again) {
+            for leased in jobs {
+                s.finish(1, &leased);
+            }
+        }
+    }
+}
+
+fn long_poll(s: &mut Script) {
+    let request = s.claim_request("w", 1, 4_000, None);
+    let call = s.send(0, request);
+    s.pass(300);
+    s.put(1, &job("a"));
+    if let Ok(Response::Claimed(jobs)) = s.wait(call) {
+        for leased in jobs {
+            s.finish(0, &leased);
+        }
+    }
+}
+
+fn heartbeats(s: &mut Script) {
+    s.put(0, &job("long"));
+    for leased in s.take(0, 1, 0) {
+        for seq in 1..4 {
+            s.pass(3_000);
+            s.beat_on((seq % 2) as usize, &leased, seq);
+        }
+        s.finish(1, &leased);
+    }
+}
+
+fn lease_lapses(s: &mut Script) {
+    s.put(0, &job("abandoned"));
+    s.take(0, 1, 0);
+    s.pass(7_500);
+    s.work(1);
+}
+
+fn late_holder(s: &mut Script) {
+    s.put(0, &job("slow"));
+    let first = s.take(0, 1, 0);
+    s.pass(7_500);
+    let second = s.take(1, 1, 0);
+    for leased in first {
+        s.beat_on(0, &leased, 1);
+        s.finish(0, &leased);
+    }
+    for leased in second {
+        s.finish(1, &leased);
+    }
+}
+
+fn fail_and_retry(s: &mut Script) {
+    let backoff = Backoff { base_ms: 1_000, max_ms: 2_000, factor_milli: 2_000, jitter_milli: 0 };
+    s.put(0, &Submit { backoff: Some(backoff), ..job("fails once") });
+    for leased in s.take(0, 1, 0) {
+        s.fails(1, &leased, true);
+    }
+    s.pass(2_500);
+    s.work(0);
+}
+
+fn fail_for_good(s: &mut Script) {
+    s.create_all(0, &[Submit { max_attempts: Some(1), ..keyed("once", "k") }, job("not worth it")]);
+    for (leased, retryable) in s.take(1, 2, 0).into_iter().zip([true, false]) {
+        s.fails(0, &leased, retryable);
+    }
+    s.put(1, &keyed("once", "k"));
+}
+
+fn release(s: &mut Script) {
+    s.put(0, &job("given back"));
+    for leased in s.take(0, 1, 0) {
+        s.insist(1, |_| Request::Release(held(leased.id, leased.token)));
+    }
+    s.work(1);
+}
+
+fn cancel(s: &mut Script, replica: usize, job: JobId) -> Option<Response> {
+    s.insist(replica, |_| Request::Cancel { tenant: TENANT.into(), job })
+}
+
+fn cancel_queued(s: &mut Script) {
+    let waiting = s.put(0, &keyed("not wanted", "k"));
+    let delayed = s.put(0, &Submit { start: Start::DelayMs(60_000), ..job("nor this") });
+    for job in waiting.into_iter().chain(delayed) {
+        cancel(s, 1, job);
+        cancel(s, 0, job);
+    }
+    s.put(1, &keyed("not wanted", "k"));
+}
+
+fn cancel_running(s: &mut Script) {
+    let Some(job) = s.put(0, &job("stopped")) else { return };
+    let jobs = s.take(0, 1, 0);
+    cancel(s, 1, job);
+    for leased in jobs {
+        s.beat_on(0, &leased, 1);
+        s.fails(0, &leased, true);
+    }
+}
+
+fn cancel_against_complete(s: &mut Script) {
+    let Some(job) = s.put(0, &job("either")) else { return };
+    for leased in s.take(0, 1, 0) {
+        let request = s.complete_request(leased.id, leased.token);
+        let call = s.send(0, request);
+        cancel(s, 1, job);
+        s.wait(call).ok();
+        s.finish(1, &leased);
+    }
+}
+
+fn retry_the_dead(s: &mut Script) {
+    let Some(job) = s.put(0, &Submit { max_attempts: Some(1), ..job("fails") }) else { return };
+    for leased in s.take(0, 1, 0) {
+        s.fails(0, &leased, true);
+    }
+    s.insist(1, |_| Request::Retry { tenant: TENANT.into(), job });
+    s.work(1);
+}
+
+fn delete(s: &mut Script) {
+    let Some(job) = s.put(0, &keyed("done and gone", "k")) else { return };
+    s.work(0);
+    s.insist(1, |_| Request::Delete { tenant: TENANT.into(), job });
+    s.get(0, job);
+    s.put(0, &keyed("done and gone", "k"));
+}
+
+fn pause_and_resume(s: &mut Script) {
+    s.put(0, &job("waits"));
+    s.insist(0, |_| Request::Pause { tenant: TENANT.into(), queue: "q".into(), reason: None });
+    s.take(1, 1, 0);
+    let request = s.claim_request("w", 1, 5_000, None);
+    let call = s.send(1, request);
+    s.pass(200);
+    s.insist(0, |_| Request::Resume { tenant: TENANT.into(), queue: "q".into() });
+    if let Ok(Response::Claimed(jobs)) = s.wait(call) {
+        for leased in jobs {
+            s.finish(1, &leased);
+        }
+    }
+}
+
+fn run_time_out(s: &mut Script) {
+    s.put(0, &Submit { run_timeout_ms: Some(4_000), ..job("too long") });
+    for leased in s.take(0, 1, 0) {
+        s.pass(2_500);
+        s.beat_on(1, &leased, 1);
+        s.pass(3_000);
+        s.beat_on(0, &leased, 2);
+        s.finish(0, &leased);
+    }
+}
+
+fn progress_time_out(s: &mut Script) {
+    s.put(0, &Submit { progress_timeout_ms: Some(3_000), ..job("stuck") });
+    for leased in s.take(0, 1, 0) {
+        s.pass(2_000);
+        s.beat_on(1, &leased, 1);
+        s.pass(2_000);
+        s.beat_on(0, &leased, 2);
+        s.pass(4_500);
+        s.finish(0, &leased);
+    }
+}
+
+fn queue_deadline(s: &mut Script) {
+    s.put(0, &Submit { queue_ttl_ms: Some(2_000), ..job("too late") });
+    s.put(1, &Submit { queue_ttl_ms: Some(60_000), ..job("in time") });
+    s.pass(3_500);
+    s.work(1);
+}
+
+fn key_again(s: &mut Script) {
+    let submit = Submit { key_ttl_ms: Some(2_000), retention_ms: Some(4_000), ..keyed("a", "k") };
+    s.put(0, &submit);
+    s.work(1);
+    s.put(1, &submit);
+    s.pass(3_000);
+    s.put(0, &submit);
+    s.put(1, &submit);
+}
+
+fn retention(s: &mut Script) {
+    s.put(0, &Submit { retention_ms: Some(2_000), ..keyed("short-lived", "k") });
+    s.work(0);
+    s.pass(4_500);
+    s.put(1, &keyed("short-lived", "k"));
+}
+
+fn purge(s: &mut Script) {
+    s.create_all(0, &[keyed("a", "k"), job("b"), job("c")]);
+    s.take(1, 1, 0);
+    s.insist(0, |_| Request::Purge { tenant: TENANT.into(), queue: "q".into(), status: Status::Queued });
+    s.put(1, &keyed("a", "k"));
+}
+
+fn classes(s: &mut Script) {
+    let of = |text: &str, class| Submit { class, ..job(text) };
+    s.create_all(0, &[of("b", Class::Batch), of("s", Class::System), of("i", Class::Interactive)]);
+    for _ in 0..3 {
+        for leased in s.take(1, 1, 0) {
+            s.finish(0, &leased);
+        }
+    }
+}
+
+fn drain(s: &mut Script) {
+    s.create_all(0, &[job("a"), job("b")]);
+    let jobs = s.take(0, 1, 0);
+    let request = s.claim_request("w", 1, 4_000, None);
+    let call = s.send(0, request);
+    s.ask(0, Request::Drain).ok();
+    s.wait(call).ok();
+    for leased in jobs {
+        s.finish(0, &leased);
+    }
+    s.put(0, &job("still taken"));
+    s.crash(0, Some(500));
+    s.work(1);
+}
+
+fn reads(s: &mut Script) {
+    let Some(job) = s.put(0, &keyed("looked at", "k")) else { return };
+    s.insist(1, |_| Request::Why { tenant: TENANT.into(), job });
+    s.insist(0, |_| {
+        Request::List(List { tenant: TENANT.into(), queue: Some("q".into()), status: None, limit: 10, cursor: None })
+    });
+    s.insist(1, |_| Request::Payload { tenant: TENANT.into(), job });
+    s.work(0);
+    s.insist(0, |_| Request::Result { tenant: TENANT.into(), job });
+    s.insist(1, |_| Request::Queues { tenant: TENANT.into() });
+    s.insist(0, |_| Request::Queue { tenant: TENANT.into(), queue: "q".into() });
+    let after = EventCursor::default();
+    s.insist(1, |_| Request::Events { tenant: TENANT.into(), after, limit: 10, wait_ms: 0 });
+    s.insist(0, |_| Request::Audit { cursor: None, repair: false });
+    s.insist(1, |_| Request::Ready);
+}
+
+// --- groups -----------------------------------------------------------------------------------------
+
+fn children(n: usize) -> Vec<Submit> {
+    (0..n).map(|i| Submit::new("any", "any", payload(&format!("child {i}")))).collect()
+}
+
+fn asked(n: usize, max_parallel: u64) -> CreateGroup {
+    CreateGroup {
+        common: Submit { max_attempts: Some(1), ..Submit::new(TENANT, "q", Content::json("null")) },
+        children: children(n),
+        max_parallel: Some(max_parallel),
+        mode: Mode::CollectAll,
+        sealed: true,
+        open_timeout_ms: None,
+    }
+}
+
+fn begin(s: &mut Script, asked: &CreateGroup) -> Option<GroupId> {
+    match s.insist(0, |s| s.group_request(asked))? {
+        Response::GroupCreated(group) | Response::Group(group) => Some(group.id),
+        _ => None,
+    }
+}
+
+/// Works on a group's children for a while, through every replica in turn.
+fn run_children(s: &mut Script, rounds: usize) {
+    for n in 0..rounds {
+        s.pass(600);
+        s.work(n % s.world.hosts.len());
+    }
+}
+
+fn group(s: &mut Script) {
+    begin(s, &asked(3, 1));
+    run_children(s, 5);
+}
+
+fn group_with_a_key(s: &mut Script) {
+    let mut asked = asked(3, 2);
+    asked.common.key = Some("the-group".into());
+    let request = s.group_request(&asked);
+    s.send(1, request);
+    begin(s, &asked);
+    run_children(s, 3);
+    begin(s, &asked);
+}
+
+fn group_by_pages(s: &mut Script) {
+    let Some(group) = begin(s, &CreateGroup { sealed: false, ..asked(0, 2) }) else { return };
+    for from in [0, 2] {
+        s.insist(1, |s| {
+            let traceparent = Some(format!("t-{}", s.mark(0)));
+            let children = children(2).into_iter().map(|c| Submit { traceparent: traceparent.clone(), ..c }).collect();
+            Request::ExtendGroup { tenant: TENANT.into(), group, from, children }
+        });
+    }
+    s.insist(0, |_| Request::SealGroup { tenant: TENANT.into(), group });
+    run_children(s, 4);
+}
+
+fn group_fails_fast(s: &mut Script) {
+    begin(s, &CreateGroup { mode: Mode::FailFast, ..asked(4, 2) });
+    s.pass(1_200);
+    let jobs = s.take(0, 2, 0);
+    for (n, leased) in jobs.iter().enumerate() {
+        if n == 0 {
+            s.fails(1, leased, false);
+        } else {
+            s.beat_on(0, leased, 1);
+            s.finish(0, leased);
+        }
+    }
+    run_children(s, 2);
+}
+
+fn group_cancelled(s: &mut Script) {
+    let Some(group) = begin(s, &asked(4, 2)) else { return };
+    s.pass(1_200);
+    let jobs = s.take(1, 1, 0);
+    s.insist(0, |_| Request::CancelGroup { tenant: TENANT.into(), group });
+    for leased in jobs {
+        s.fails(1, &leased, true);
+    }
+    run_children(s, 2);
+}
+
+/// The last two children end through two replicas at once.
+fn group_ends_twice(s: &mut Script) {
+    let Some(group) = begin(s, &asked(2, 2)) else { return };
+    s.pass(1_200);
+    let jobs = s.take(0, 2, 0);
+    let calls: Vec<_> = jobs
+        .iter()
+        .enumerate()
+        .map(|(n, leased)| {
+            let request = s.complete_request(leased.id, leased.token);
+            s.send(n % 2, request)
+        })
+        .collect();
+    for call in calls {
+        s.wait(call).ok();
+    }
+    for leased in jobs {
+        s.finish(1, &leased);
+    }
+    s.insist(0, |_| Request::Group { tenant: TENANT.into(), group, wait_ms: 2_000 });
+    s.insist(1, |_| Request::Children { tenant: TENANT.into(), group, from: 0, limit: 10, contents: true });
+}
