@@ -20,6 +20,15 @@ pub enum Failure {
     NotOpen,
     /// The group is not final: it has no result yet.
     NotFinal,
+    /// There is no such pool.
+    UnknownPool,
+    /// Somebody holds or waits for a slot of the pool: it is not deleted.
+    PoolInUse,
+    /// No slot was free in time: `position` 1 is next. A repeat with the same slot id within five seconds keeps
+    /// its place.
+    PoolFull { position: u64, estimated_wait_ms: u64, retry_after_ms: u64 },
+    /// The slot's time had come, or it was given back: stop what it was held for.
+    SlotLost,
     /// There is no such queue.
     UnknownQueue,
     /// The idempotency key is not bound to anything.
@@ -71,6 +80,10 @@ impl Failure {
             Failure::ChildDiffers { .. } => "child_differs",
             Failure::NotOpen => "not_open",
             Failure::NotFinal => "not_final",
+            Failure::UnknownPool => "unknown_pool",
+            Failure::PoolInUse => "pool_in_use",
+            Failure::PoolFull { .. } => "pool_full",
+            Failure::SlotLost => "slot_lost",
             Failure::UnknownQueue => "unknown_queue",
             Failure::UnknownKey => "unknown_key",
             Failure::BadCursor => "bad_cursor",
@@ -95,7 +108,8 @@ impl Failure {
 
     pub fn retry_after_ms(&self) -> Option<u64> {
         match self {
-            Failure::MailboxFull { retry_after_ms }
+            Failure::PoolFull { retry_after_ms, .. }
+            | Failure::MailboxFull { retry_after_ms }
             | Failure::StoreUnavailable { retry_after_ms }
             | Failure::OutcomeUnknown { retry_after_ms }
             | Failure::StoreFull { retry_after_ms }

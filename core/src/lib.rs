@@ -7,7 +7,7 @@
 //! same `(now, input)` give the same outputs, bit for bit.
 //!
 //! Reading order: [`store`] (the port: what a store is asked), [`job`] (what is stored of a job and
-//! every operation on it as guarded transactions), [`group`] (a parent and its children), [`replica`] (who runs which operation when),
+//! every operation on it as guarded transactions), [`group`] (a parent and its children), [`pool`] (shared capacity), [`replica`] (who runs which operation when),
 //! [`request`] and [`failure`] (what clients say and hear), [`limits`].
 //!
 //! **The core never reads a clock, draws system randomness, or does I/O**; the crate is `no_std`, so
@@ -28,6 +28,7 @@ pub mod job;
 pub mod limits;
 mod name;
 pub mod opaque;
+pub mod pool;
 pub mod replica;
 pub mod request;
 pub mod store;

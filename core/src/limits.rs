@@ -48,6 +48,10 @@ pub const CHILDREN: usize = 1_000;
 pub const OPEN_TIMEOUT_MS: u64 = 3_600_000;
 /// Children of one group.
 pub const CHILDREN_MAX: u32 = 1_000_000;
+/// Slots of one pool.
+pub const POOL_TOTAL_MAX: u64 = 100_000;
+/// What a job or a slot may cost of a pool.
+pub const COST_MAX: u32 = 1_000;
 /// Durations that a client may name: leases.
 pub const LEASE_MS_MIN: u64 = 100;
 pub const LEASE_MS_MAX: u64 = 24 * 3_600_000;
@@ -117,8 +121,29 @@ pub const NAME_IDLE: u64 = MINUTE;
 pub const GRACE_MS: u64 = 10_000;
 /// Jobs that one call of purge ends or deletes.
 pub const PURGE: usize = 200;
+/// Pools that one look tidies.
+pub const SWEEP_POOLS: usize = 20;
+/// Waiters that nobody waits for any more, removed at once.
+pub const SWEEP_WAITERS: usize = 100;
+/// A pool is tidied so often.
+pub const POOL_IDLE: u64 = MINUTE;
 /// Names of queues read at once.
 pub const QUEUES: usize = 1_000;
+
+// --- waiting for a slot ---------------------------------------------------------------------
+
+/// Whoever waits for a slot is given up after this, unless somebody still waits for it.
+pub const WAITER: u64 = 5 * SECOND;
+/// A waiter says that it is still there this often.
+pub const WAITER_RENEW_MS: u64 = 2_000;
+/// Waiters of one replica and class that try at once for the room that is left after a grant.
+pub const WAITERS_WOKEN: u64 = 32;
+/// A slot's record outlives the slot by this: longer than any `valid_until`.
+pub const SLOT_KEPT: u64 = 30 * SECOND;
+/// Pools whose holders' times are remembered.
+pub const POOL_CACHE: usize = 1_024;
+/// Holders of a pool that are shown.
+pub const HOLDERS_SHOWN: usize = 100;
 
 // --- the replica ----------------------------------------------------------------------------
 
@@ -139,5 +164,8 @@ const _: () = assert!(VALID < RECEIPT_OWN && RECEIPT_OWN < STUB, "what refuses a
 const _: () = assert!(VALID + CLOCK_FRESH_MS * MILLI < STUB, "a clock read late does not outlive a stub");
 const _: () = assert!(VALID + SECOND > REQUEST_MS * MILLI, "an unknown outcome is told when its time has passed");
 const _: () = assert!(RESULT_INLINE < COMMIT_BYTES && COMMIT_BYTES <= READ_BYTES);
+const _: () = assert!(VALID + CLOCK_FRESH_MS * MILLI < SLOT_KEPT && WAITER < SLOT_KEPT);
+const _: () = assert!(VALID < WAITER, "a waiter that is removed is not entered again by what was stuck");
+const _: () = assert!(WAITER_RENEW_MS * MILLI * 2 < WAITER, "one renewal may be lost");
 const _: () = assert!(NAME_IDLE > 2 * VALID, "a name outlives the submit that brought it");
 const _: () = assert!(HISTORY_FIRST + HISTORY_LAST < ATTEMPTS_MAX as usize);

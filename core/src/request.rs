@@ -9,7 +9,7 @@ use crate::group::record::{GroupStatus, Mode, Stop};
 use crate::ids::{GroupId, JobId, Token};
 use crate::job::record::{AttemptRecord, Backoff, ChildOutcome, Class, ErrorInfo, Status};
 use crate::opaque::{Content, Opaque};
-use crate::store::{Clock, LogEntry};
+use crate::store::{Clock, LogEntry, Version};
 
 /// Names one request to one replica, given by the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -120,6 +120,29 @@ pub enum Request {
         limit: usize,
         contents: bool,
     },
+    /// Makes a pool, or changes what is given and keeps the rest.
+    SetPool(SetPool),
+    DeletePool {
+        pool: String,
+    },
+    Pools,
+    Pool {
+        tenant: String,
+        pool: String,
+    },
+    /// A slot of a pool; waits up to `wait_ms` for one.
+    Acquire(Box<Acquire>),
+    RefreshSlot {
+        tenant: String,
+        pool: String,
+        slot: SlotId,
+    },
+    /// Gives back what is held, or leaves the line. Done already when there is neither.
+    ReleaseSlot {
+        tenant: String,
+        pool: String,
+        slot: SlotId,
+    },
     /// A page of the check of the whole store; from the beginning without a cursor. With `repair`, what
     /// can be derived is put right.
     Audit {
@@ -202,6 +225,62 @@ pub struct CreateGroup {
     pub mode: Mode,
     pub sealed: bool,
     pub open_timeout_ms: Option<u64>,
+}
+
+/// A pool's settings. `None`: as it is, or the default for a new one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetPool {
+    /// Who is shown the holders in the answer.
+    pub tenant: String,
+    pub pool: String,
+    pub total: Option<u64>,
+    pub batch_max: Option<u64>,
+    pub lease_ms: Option<u64>,
+}
+
+/// A slot that is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acquire {
+    pub tenant: String,
+    pub pool: String,
+    /// A name of the asker's for this slot, so that a repeat continues the wait or gets the same slot.
+    pub slot: Option<String>,
+    pub class: Class,
+    /// Units of the pool, all or none.
+    pub cost: u32,
+    /// What the asker calls itself; shown to operators.
+    pub holder: Option<String>,
+    pub lease_ms: Option<u64>,
+    pub wait_ms: u64,
+}
+
+/// Names a slot, and once it is granted also the grant: `name:nonce`, the nonce in 16 hexadecimal digits. With
+/// the nonce it is about that grant and none that comes after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotId {
+    pub slot: String,
+    pub nonce: Option<Version>,
+}
+
+impl SlotId {
+    /// Any text is one; a name alone is one without a grant.
+    pub fn parse(text: &str) -> SlotId {
+        let digits = |s: &str| s.len() == 16 && s.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let (slot, nonce) = match text.rsplit_once(':').filter(|(_, nonce)| digits(nonce)) {
+            Some((slot, nonce)) => (slot, u64::from_str_radix(nonce, 16).ok().map(Version)),
+            None => (text, None),
+        };
+        SlotId { slot: slot.into(), nonce }
+    }
+}
+
+impl core::fmt::Display for SlotId {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.nonce {
+            Some(nonce) => write!(f, "{}:{:016x}", self.slot, nonce.0),
+            None => f.write_str(&self.slot),
+        }
+    }
 }
 
 /// When a job may start. A time in the past counts as now.
@@ -321,6 +400,18 @@ pub enum Response {
         /// The index to go on from; `None`: these were the last.
         next: Option<u32>,
     },
+    Pool(Box<PoolView>),
+    Pools(Vec<PoolView>),
+    PoolDeleted,
+    Slot {
+        pool: String,
+        id: SlotId,
+        expires_at: Clock,
+    },
+    SlotRefreshed {
+        expires_at: Clock,
+    },
+    SlotReleased,
     Audited(Audited),
     Inspected(Inspected),
     Ready,
@@ -378,6 +469,31 @@ pub struct GroupView {
     pub children: u32,
     pub counts: GroupCounts,
     pub key: Option<String>,
+}
+
+/// A pool as its users see it, of one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolView {
+    pub name: String,
+    pub total: u32,
+    /// `None`: the total.
+    pub batch_max: Option<u32>,
+    pub lease_ms: u64,
+    /// Units held, and those of them held by class batch.
+    pub in_use: u64,
+    pub batch_in_use: u64,
+    pub waiting: Vec<(Class, u64)>,
+    /// The first hundred of the asker's tenant to end, when one pool was asked for.
+    pub holders: Vec<HolderView>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HolderView {
+    pub id: SlotId,
+    pub holder: Option<String>,
+    pub class: Class,
+    pub cost: u32,
+    pub expires_at: Clock,
 }
 
 /// Where a group's children are: each in one, as the sizes of indexes at one moment.

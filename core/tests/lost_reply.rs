@@ -9,10 +9,12 @@ mod support;
 
 use leasehold_core::group::record::Mode;
 use leasehold_core::ids::{GroupId, JobId, Token};
-use leasehold_core::job::record::ErrorInfo;
+use leasehold_core::job::record::{Class, ErrorInfo};
 use leasehold_core::opaque::{Content, Opaque};
-use leasehold_core::request::{Beat, Claim, Complete, CreateGroup, EventCursor, Fail, Held, Submit};
-use leasehold_core::store::StoreError;
+use leasehold_core::request::{
+    Acquire, Beat, Claim, Complete, CreateGroup, EventCursor, Fail, Held, SetPool, SlotId, Submit,
+};
+use leasehold_core::store::{StoreError, keys};
 use leasehold_core::{Failure, Input, Outcome, Request, Response, StoreOp};
 use support::World;
 
@@ -48,7 +50,7 @@ fn created(outcome: Outcome) -> JobId {
 /// Prepares a world and gives the command under test.
 type Case = (&'static str, fn(&mut World) -> Request);
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 31] = [
     ("submit", |_| Request::Submit(Box::new(submit(None)))),
     ("submit with a key", |_| Request::Submit(Box::new(submit(Some("k"))))),
     ("batch of submits", |_| {
@@ -125,7 +127,71 @@ const CASES: [Case; 22] = [
         w.call(0, Request::Cancel { tenant: "default".into(), job: group.child(2) }).unwrap();
         Request::Retry { tenant: "default".into(), job: group.child(2) }
     }),
+    ("make a pool", |_| set_pool(4)),
+    ("change a pool", |w| {
+        w.call(0, set_pool(4)).unwrap();
+        set_pool(2)
+    }),
+    ("delete a pool", |w| {
+        w.call(0, set_pool(4)).unwrap();
+        Request::DeletePool { pool: "gpu".into() }
+    }),
+    ("acquire a slot", |w| {
+        w.call(0, set_pool(4)).unwrap();
+        acquire(None, 2, 0)
+    }),
+    ("acquire a slot by name", |w| {
+        w.call(0, set_pool(4)).unwrap();
+        acquire(Some("s"), 1, 0)
+    }),
+    ("acquire a slot after its holder", |w| {
+        w.call(0, set_pool(1)).unwrap();
+        let mut first = acquire(None, 1, 0);
+        if let Request::Acquire(asked) = &mut first {
+            asked.lease_ms = Some(500);
+        }
+        w.call(0, first).unwrap();
+        acquire(None, 1, 20_000)
+    }),
+    ("refresh a slot", |w| {
+        let slot = slot(w);
+        Request::RefreshSlot { tenant: "default".into(), pool: "gpu".into(), slot }
+    }),
+    ("release a slot", |w| {
+        let slot = slot(w);
+        Request::ReleaseSlot { tenant: "default".into(), pool: "gpu".into(), slot }
+    }),
+    ("release a slot by name", |w| {
+        let slot = SlotId { nonce: None, ..slot(w) };
+        Request::ReleaseSlot { tenant: "default".into(), pool: "gpu".into(), slot }
+    }),
 ];
+
+fn set_pool(total: u64) -> Request {
+    let (tenant, pool) = ("default".into(), "gpu".into());
+    Request::SetPool(SetPool { tenant, pool, total: Some(total), batch_max: Some(1), lease_ms: Some(600_000) })
+}
+
+fn acquire(slot: Option<&str>, cost: u32, wait_ms: u64) -> Request {
+    Request::Acquire(Box::new(Acquire {
+        tenant: "default".into(),
+        pool: "gpu".into(),
+        slot: slot.map(String::from),
+        class: Class::Interactive,
+        cost,
+        holder: None,
+        lease_ms: None,
+        wait_ms,
+    }))
+}
+
+fn slot(w: &mut World) -> SlotId {
+    w.call(0, set_pool(4)).unwrap();
+    match w.call(0, acquire(Some("s"), 2, 0)) {
+        Ok(Response::Slot { id, .. }) => id,
+        other => panic!("{other:?}"),
+    }
+}
 
 fn create(n: usize, sealed: bool, key: Option<&str>) -> Request {
     Request::CreateGroup(Box::new(CreateGroup {
@@ -175,11 +241,19 @@ fn failed(held: Held, retryable: bool) -> Fail {
     Fail { held, error, retryable, retry_in_ms: Some(3_600_000) }
 }
 
-/// What happened to jobs, in order.
+/// What happened to jobs, in order, and who holds what in the end: pools have no events.
 fn history(w: &mut World) -> Vec<&'static str> {
     let request = Request::Events { tenant: "default".into(), after: EventCursor::default(), limit: 1_000, wait_ms: 0 };
     match w.call(0, request) {
-        Ok(Response::Events { events, .. }) => events.iter().map(|e| e.event.kind.text()).collect(),
+        Ok(Response::Events { events, .. }) => {
+            let mut all: Vec<&str> = events.iter().map(|e| e.event.kind.text()).collect();
+            all.extend(w.store.members(&keys::holders("gpu")).iter().map(|_| "a unit is held"));
+            all.extend(w.store.members(&keys::POOLS).iter().map(|_| "a pool"));
+            all.extend(w.store.record(&keys::pool("gpu")).map(|_| "its record"));
+            let waiting = w.store.members(&keys::waiting("gpu", Class::Interactive));
+            assert!(waiting.is_empty(), "nobody is left in line");
+            all
+        }
         other => panic!("{other:?}"),
     }
 }

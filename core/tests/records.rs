@@ -12,6 +12,7 @@ use leasehold_core::job::record::{
     ProgressRecord, QueueRecord, Status, Trail, decode_content, encode_content,
 };
 use leasehold_core::opaque::Content;
+use leasehold_core::pool::record::{Pool, Slot, SlotState};
 use leasehold_core::store::{TakenMember, Version, decode_taken, encode_taken};
 use leasehold_core::{JobId, Name, Token};
 
@@ -128,6 +129,16 @@ fn kept_records_are_read() {
     let key = |owner| KeyRecord { owner, fingerprint: 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef };
     let group_id: GroupId = GROUP.parse().expect("an id");
     let queue = QueueRecord { paused: true, reason: Some("why".into()), lease_ms: Some(100), trail: Trail::default() };
+    let pool = Pool { total: 8, batch_max: Some(6), lease_ms: 30_000, deleted: false, trail: Trail::default() };
+    let slot = Slot {
+        state: SlotState::Waiting { since: 1_700_000_000_000_000 },
+        nonce: Version(0x1234_5678_9abc_def0),
+        class: Class::Batch,
+        cost: 2,
+        lease_ms: 5_000,
+        holder: Some("w1".into()),
+    };
+    let granted = Slot { state: SlotState::Granted, holder: None, ..slot.clone() };
     let content = Content::binary("text/plain", b"payload".to_vec());
     let taken = vec![TakenMember { source: 2, member: Name::from(JOB), score: 1_700_000_000_000_000 }];
     let today = [
@@ -139,6 +150,9 @@ fn kept_records_are_read() {
         ("key-of-a-group", codec::encode(&key(Owner::Group(group_id)))),
         ("queue", codec::encode(&queue)),
         ("group", codec::encode(&group())),
+        ("pool", codec::encode(&pool)),
+        ("slot", codec::encode(&slot)),
+        ("slot-granted", codec::encode(&granted)),
         ("payload", encode_content(&content)),
         ("taken", encode_taken(&taken)),
     ];
@@ -158,6 +172,9 @@ fn kept_records_are_read() {
             "key-of-a-group" => read(&kept, &key(Owner::Group(group_id))),
             "queue" => read(&kept, &queue),
             "group" => read(&kept, &group()),
+            "pool" => read(&kept, &pool),
+            "slot" => read(&kept, &slot),
+            "slot-granted" => read(&kept, &granted),
             "payload" => assert_eq!(decode_content(&kept).as_ref(), Ok(&content)),
             "taken" => assert_eq!(decode_taken(&kept), Some(taken.clone())),
             other => assert!(other.is_empty(), "an unknown kind of record: {other}"),

@@ -13,9 +13,11 @@ use leasehold_core::event::Event;
 use leasehold_core::ids::{JobId, Token};
 use leasehold_core::job::record::{Backoff, Class, ErrorInfo, Status};
 use leasehold_core::opaque::{Content, Opaque};
-use leasehold_core::request::{Beat, Claim, Complete, EventCursor, Fail, Held, List, Start, Submit};
+use leasehold_core::request::{
+    Acquire, Beat, Claim, Complete, EventCursor, Fail, Held, List, SetPool, SlotId, Start, Submit,
+};
 use leasehold_core::store::keys;
-use leasehold_core::{Failure, Outcome, Request, RequestId, Response};
+use leasehold_core::{Failure, Input, Outcome, Request, RequestId, Response};
 use support::{START, World};
 
 #[test]
@@ -45,6 +47,7 @@ struct Player {
     jobs: BTreeMap<String, JobId>,
     tokens: BTreeMap<String, Token>,
     polls: BTreeMap<String, (usize, RequestId)>,
+    slots: BTreeMap<String, SlotId>,
     events: EventCursor,
 }
 
@@ -54,6 +57,7 @@ fn play(text: &str) -> String {
         jobs: BTreeMap::new(),
         tokens: BTreeMap::new(),
         polls: BTreeMap::new(),
+        slots: BTreeMap::new(),
         events: EventCursor::default(),
     };
     let mut out = String::new();
@@ -134,6 +138,82 @@ impl Player {
                         "waits".into()
                     }
                 }
+            }
+            "pool" => {
+                let asked = SetPool {
+                    tenant: tenant(),
+                    pool: args["name"].into(),
+                    total: number("total"),
+                    batch_max: number("batch"),
+                    lease_ms: number("lease"),
+                };
+                let outcome = self.world.call(replica, Request::SetPool(asked));
+                self.say(outcome)
+            }
+            "look" => {
+                let outcome = self.world.call(replica, Request::Pool { tenant: tenant(), pool: args["pool"].into() });
+                self.say(outcome)
+            }
+            "pools" => {
+                let outcome = self.world.call(replica, Request::Pools);
+                self.say(outcome)
+            }
+            "unpool" => {
+                let outcome = self.world.call(replica, Request::DeletePool { pool: args["name"].into() });
+                self.say(outcome)
+            }
+            "slot" => {
+                let asked = Acquire {
+                    tenant: tenant(),
+                    pool: args["pool"].into(),
+                    slot: args.get("id").map(|s| s.to_string()),
+                    class: args.get("class").map_or(Class::System, |c| Class::parse(c).unwrap()),
+                    cost: number("cost").unwrap_or(1) as u32,
+                    holder: None,
+                    lease_ms: number("lease"),
+                    wait_ms: number("wait").unwrap_or(0),
+                };
+                let id = self.world.ask(replica, Request::Acquire(Box::new(asked)));
+                self.world.settle();
+                let name = args.get("as").or_else(|| args.get("id")).unwrap_or_else(|| panic!("{line}"));
+                match self.world.answer(replica, id) {
+                    Some(outcome) => self.slot(name, outcome),
+                    None => {
+                        self.polls.insert((*name).into(), (replica, id));
+                        "waits".into()
+                    }
+                }
+            }
+            "waited" => {
+                let name = args["as"];
+                let (replica, id) = *self.polls.get(name).unwrap_or_else(|| panic!("{line}"));
+                match self.world.answer(replica, id) {
+                    Some(outcome) => self.slot(name, outcome),
+                    None => "still waits".into(),
+                }
+            }
+            "gone" => {
+                let (replica, id) = *self.polls.get(args["as"]).unwrap_or_else(|| panic!("{line}"));
+                self.world.input(replica, Input::Cancelled { id });
+                self.world.settle();
+                "ok".into()
+            }
+            "refresh" | "free" => {
+                let (tenant, pool) = (tenant(), args["pool"].into());
+                let slot = match args.get("as") {
+                    Some(name) => self.slots[*name].clone(),
+                    None => SlotId { slot: args["id"].into(), nonce: None },
+                };
+                let request = match what {
+                    "refresh" => Request::RefreshSlot { tenant, pool, slot },
+                    _ => Request::ReleaseSlot { tenant, pool, slot },
+                };
+                let outcome = self.world.call(replica, request);
+                self.say(outcome)
+            }
+            "drain" => {
+                let outcome = self.world.call(replica, Request::Drain);
+                self.say(outcome)
             }
             "polled" => {
                 let (replica, id) = *self.polls.get(args["name"]).unwrap_or_else(|| panic!("{line}"));
@@ -281,6 +361,13 @@ impl Player {
         }
     }
 
+    fn slot(&mut self, name: &str, outcome: Outcome) -> String {
+        if let Ok(Response::Slot { id, .. }) = &outcome {
+            self.slots.insert(name.into(), id.clone());
+        }
+        self.say(outcome)
+    }
+
     fn name(&self, id: JobId) -> String {
         self.jobs.iter().find(|(_, j)| **j == id).map_or_else(|| "?".into(), |(n, _)| n.clone())
     }
@@ -311,7 +398,19 @@ impl Player {
     fn say(&mut self, outcome: Outcome) -> String {
         match outcome {
             Err(Failure::Invalid { field, detail }) => format!("invalid {field}: {detail}"),
+            Err(Failure::PoolFull { position, estimated_wait_ms, retry_after_ms }) => {
+                format!("full position={position} estimate={estimated_wait_ms} retry={retry_after_ms}")
+            }
             Err(failure) => format!("refused {}", failure.code()),
+            Ok(Response::Slot { expires_at, .. } | Response::SlotRefreshed { expires_at }) => {
+                format!("until {}", self.ms(expires_at))
+            }
+            Ok(Response::SlotReleased) => "ok".into(),
+            Ok(Response::PoolDeleted) => "deleted".into(),
+            Ok(Response::Pool(pool)) => self.pool(&pool),
+            Ok(Response::Pools(pools)) => {
+                format!("[{}]", pools.iter().map(|p| self.pool(p)).collect::<Vec<_>>().join(", "))
+            }
             Ok(Response::Created(v)) => format!("created {} {}", self.name(v.id), v.status.text()),
             Ok(Response::Existing(v)) => format!("existing {} {}", self.name(v.id), v.status.text()),
             Ok(Response::Job(v)) => {
@@ -373,6 +472,18 @@ impl Player {
             Ok(Response::Why(w)) => format!("{w:?}").replace(&format!("{}", START / 1_000_000), "T"),
             Ok(other) => format!("{other:?}"),
         }
+    }
+
+    fn pool(&self, p: &leasehold_core::request::PoolView) -> String {
+        let waiting: Vec<String> =
+            p.waiting.iter().filter(|w| w.1 > 0).map(|(class, n)| format!("{}={n}", class.text())).collect();
+        let mut held: Vec<String> = Vec::new();
+        for h in &p.holders {
+            let name = self.slots.iter().find(|(_, id)| **id == h.id).map_or("?", |(name, _)| name);
+            held.push(format!("{name}@{}", self.ms(h.expires_at)));
+        }
+        let batch = p.batch_max.map_or(String::new(), |n| format!(" batch={}/{n}", p.batch_in_use));
+        format!("{} {}/{}{batch} [{}] waiting [{}]", p.name, p.in_use, p.total, held.join(" "), waiting.join(" "))
     }
 
     fn queue(&self, q: &leasehold_core::request::QueueView) -> String {

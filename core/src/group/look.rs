@@ -12,7 +12,7 @@ use crate::ids::{GroupId, JobId};
 use crate::job::check;
 use crate::job::record::{ChildOutcome, History, Job, decode_content};
 use crate::limits;
-use crate::replica::task::{Cx, Next, Operation, decode_record};
+use crate::replica::task::{Cx, Next, Operation, Wait, decode_record};
 use crate::request::{ChildState, ChildView, Response};
 use crate::store::{Answer, Clock, Place, Read, Record, Snapshot, keys};
 
@@ -55,7 +55,7 @@ impl Operation for Look {
             Err(failure) => return Next::fail(failure),
         };
         if group.end.is_none() && self.wait_ms > 0 && !cx.last_try {
-            return Next::Wait(vec![keys::topic_group(self.id)]);
+            return Next::Wait(Wait::on(vec![keys::topic_group(self.id)]));
         }
         Next::ok(Response::Group(Box::new(view(self.id, &group, counts(&snapshot.counts)))))
     }

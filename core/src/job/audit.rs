@@ -19,6 +19,8 @@ use crate::failure::Failure;
 use crate::ids::JobId;
 use crate::limits;
 use crate::name::Name;
+use crate::pool::Check;
+use crate::pool::record::{Pool, Slot};
 use crate::replica::task::{Cx, Draft, Next, Operation, Plan, decode_record};
 use crate::request::{Audited, Finding, Response};
 use crate::store::{Answer, Clock, Entry, Guard, Place, Read, Record, Scan, Score, Slice, Snapshot, UpTo, Write, keys};
@@ -201,6 +203,17 @@ impl Audit {
                     let guards = vec![Guard::Absent(keys::job(id)), Guard::At(key.clone(), version)];
                     self.mend(finding, Draft::new(guards, vec![Write::Delete(key.clone())]));
                 }
+            } else if key.starts_with(&keys::POOL) {
+                if let Err(Undecodable::Corrupt) = decode_record::<Pool>(record) {
+                    self.find(key, "its record cannot be read");
+                }
+            } else if key.starts_with(b"slot/") {
+                if let Err(Undecodable::Corrupt) = decode_record::<Slot>(record) {
+                    self.find(key, "its record cannot be read");
+                }
+                if expiry.is_none() {
+                    self.find(key, "never expires");
+                }
             } else if (key.starts_with(b"claim/") || key.starts_with(b"ready/")) && expiry.is_none() {
                 self.find(key, "never expires");
             }
@@ -345,7 +358,8 @@ impl Audit {
 
     fn reply(&mut self) -> Next {
         let mut done = core::mem::take(&mut self.done);
-        done.next = self.next.take().as_ref().map(write);
+        // Last come the pools.
+        done.next = Some(self.next.take().as_ref().map_or_else(Check::begin, write));
         Next::ok(Response::Audited(done))
     }
 }

@@ -22,7 +22,7 @@ use crate::ids::{JobId, Token};
 use crate::limits;
 use crate::name::Name;
 use crate::replica::Mark;
-use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, Plan, QueueInfo, decode_record};
+use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, Plan, QueueInfo, Wait, decode_record};
 use crate::request::{Claim as Asked, Leased, Response};
 use crate::store::{
     Answer, Clock, Each, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Source, Take, Value, Version, Write,
@@ -248,7 +248,7 @@ impl Claim {
             cx.stats.claims_empty += 1;
             return Next::ok(Response::Claimed(Vec::new()));
         }
-        Next::Wait(self.topics())
+        Next::Wait(Wait::on(self.topics()))
     }
 
     /// The leases of a receipt: those that still stand, never new ones.

@@ -8,7 +8,7 @@ use super::check;
 use crate::event::unfold;
 use crate::failure::Failure;
 use crate::limits;
-use crate::replica::task::{Cx, Next, Operation};
+use crate::replica::task::{Cx, Next, Operation, Wait};
 use crate::request::{EventCursor, EventView, Response};
 use crate::store::{Answer, Clock, LogRead, Read, Snapshot, keys};
 
@@ -56,7 +56,7 @@ impl Operation for Events {
             return self.page();
         }
         if self.found.is_empty() && self.wait_ms > 0 && !cx.last_try {
-            return Next::Wait(vec![keys::audit(&self.tenant)]);
+            return Next::Wait(Wait::on(vec![keys::audit(&self.tenant)]));
         }
         Next::ok(Response::Events { events: core::mem::take(&mut self.found), next })
     }

@@ -51,6 +51,8 @@ pub(crate) struct Scrub {
     keys: Vec<Name>,
     queue: Option<(String, String)>,
     found: BTreeMap<JobId, Found>,
+    /// Pools, and the record that each was met in: those that nobody tidies are to be known again.
+    pools: BTreeMap<Name, (Name, Version)>,
     /// Idempotency keys, their versions, and the main records of whom they name.
     bound: Vec<(Name, Version, Name)>,
     drafts: Vec<Draft>,
@@ -82,6 +84,7 @@ impl Scrub {
             keys: Vec::new(),
             queue: None,
             found: BTreeMap::new(),
+            pools: BTreeMap::new(),
             bound: Vec::new(),
             drafts: Vec::new(),
             did: Vec::new(),
@@ -151,6 +154,12 @@ impl Scrub {
         let mut gone = Vec::new();
         for (key, record) in self.keys.iter().zip(rest) {
             let Some(version) = record.version() else { continue };
+            if let Some(pool) = keys::pool_in(key) {
+                if crate::pool::is_used(key, record) {
+                    self.pools.insert(keys::pool_member(&pool), (key.clone(), version));
+                }
+                continue;
+            }
             match decode_record::<KeyRecord>(record) {
                 Ok(Some((_, bound))) if key.starts_with(b"key/") => {
                     self.bound.push((key.clone(), version, keys::owner(bound.owner)));
@@ -163,9 +172,10 @@ impl Scrub {
         for (key, version, owner) in gone {
             self.ownerless(key, version, owner);
         }
-        if self.found.is_empty() && self.bound.is_empty() {
+        if self.found.is_empty() && self.bound.is_empty() && self.pools.is_empty() {
             return self.ghosts();
         }
+        read.members.extend(self.pools.keys().map(|pool| (keys::POOLS, pool.clone())));
         read.records.extend(self.bound.iter().map(|(_, _, owner)| owner.clone()));
         self.stage = Stage::Places;
         Next::Read(read)
@@ -189,9 +199,18 @@ impl Scrub {
                 self.ownerless(key, version, owner);
             }
         }
+        let pools = core::mem::take(&mut self.pools);
+        let (places, known) = snapshot.members.split_at(snapshot.members.len().saturating_sub(pools.len()));
+        for ((pool, (key, version)), place) in pools.into_iter().zip(known) {
+            if place.is_none() {
+                let guards = vec![Guard::At(key, version), Guard::Member(keys::POOLS, pool.clone(), Standing::Out)];
+                let draft = Draft::new(guards, vec![add(keys::POOLS, &pool, ScoreAt::Clock(0))]);
+                self.draft(draft, Mark::JobReindexed);
+            }
+        }
         let ids = self.ids.iter().filter(|id| found.contains_key(id));
         let mut drafts = Vec::new();
-        let mut rest = snapshot.members.as_slice();
+        let mut rest = places;
         for (id, pair) in ids.zip(jobs.chunks(2)) {
             let (places, others) = rest.split_at(PLACES.min(rest.len()));
             let (released, others) = others.split_at(usize::from(id.child_of().is_some()).min(others.len()));
@@ -505,6 +524,7 @@ impl Operation for Scrub {
         self.stage = Stage::Walk;
         self.found.clear();
         self.bound.clear();
+        self.pools.clear();
         self.drafts.clear();
         self.did.clear();
         if !self.only.is_empty() {

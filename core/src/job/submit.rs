@@ -281,7 +281,7 @@ pub fn validate(s: &Asked) -> Result<(), Failure> {
         check::within("backoff.jitter", Some(b.jitter_milli.into()), 0, 1_000)
             .map_err(|_| Failure::Invalid { field: "backoff.jitter", detail: String::from("must be from 0 to 1") })?;
     }
-    check::within("cost", Some(s.cost.into()), 1, 1_000)?;
+    check::within("cost", Some(s.cost.into()), 1, limits::COST_MAX.into())?;
     if let Some(m) = &s.metadata
         && m.len() > limits::METADATA_BYTES
     {

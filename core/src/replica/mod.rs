@@ -187,6 +187,11 @@ pub struct Stats {
     pub groups: u64,
     pub groups_finalized: u64,
     pub children_released: u64,
+    pub slots_granted: u64,
+    pub slots_refreshed: u64,
+    pub slots_released: u64,
+    /// Refreshed after their time had come.
+    pub slots_lost: u64,
     pub ghosts: u64,
     pub reads: u64,
     pub commits: u64,

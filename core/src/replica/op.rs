@@ -21,6 +21,7 @@ use crate::job::ready::Ready;
 use crate::job::scrub::Scrub;
 use crate::job::submit::Submit;
 use crate::job::sweep::{Deadlines, Names};
+use crate::pool;
 use crate::request::Request;
 use crate::store::{Answer, Clock, Snapshot};
 
@@ -48,6 +49,15 @@ pub(crate) enum Op {
     Children(Box<group::Children>),
     Groups(Box<group::Step>),
     Mend(Box<group::Mend>),
+    SetPool(pool::Set),
+    DeletePool(pool::Delete),
+    Pool(Box<pool::One>),
+    AllPools(pool::All),
+    Acquire(Box<pool::Acquire>),
+    Refresh(Box<pool::Refresh>),
+    Release(Box<pool::Release>),
+    Pools(Box<pool::Tidy>),
+    CheckPools(Box<pool::Check>),
     Deadlines(Box<Deadlines>),
     Names(Box<Names>),
     Scrub(Box<Scrub>),
@@ -95,6 +105,20 @@ impl Op {
             Request::Children { tenant, group, from, limit, contents } => {
                 Op::Children(Box::new(group::Children::new(tenant, group, from, limit, contents)?))
             }
+            Request::SetPool(asked) => Op::SetPool(pool::Set::new(asked)?),
+            Request::DeletePool { pool } => Op::DeletePool(pool::Delete::new(pool)?),
+            Request::Pools => Op::AllPools(pool::All::default()),
+            Request::Pool { tenant, pool } => Op::Pool(Box::new(pool::One::new(tenant, pool)?)),
+            Request::Acquire(asked) => Op::Acquire(Box::new(pool::Acquire::new(asked)?)),
+            Request::RefreshSlot { tenant, pool, slot } => {
+                Op::Refresh(Box::new(pool::Refresh::new(tenant, pool, slot)?))
+            }
+            Request::ReleaseSlot { tenant, pool, slot } => {
+                Op::Release(Box::new(pool::Release::new(tenant, pool, slot)?))
+            }
+            Request::Audit { cursor: Some(cursor), repair } if pool::Check::is_own(&cursor) => {
+                Op::CheckPools(Box::new(pool::Check::new(&cursor, repair)?))
+            }
             Request::Audit { cursor, repair } => Op::Audit(Box::new(Audit::new(cursor, repair)?)),
             Request::Inspect(what) => Op::Inspect(Box::new(Inspect::new(what)?)),
             Request::Ready => Op::Ready(Ready::new(nonce)),
@@ -127,6 +151,15 @@ impl Op {
             Op::Children(op) => &mut **op,
             Op::Groups(op) => &mut **op,
             Op::Mend(op) => &mut **op,
+            Op::SetPool(op) => op,
+            Op::DeletePool(op) => op,
+            Op::Pool(op) => &mut **op,
+            Op::AllPools(op) => op,
+            Op::Acquire(op) => &mut **op,
+            Op::Refresh(op) => &mut **op,
+            Op::Release(op) => &mut **op,
+            Op::Pools(op) => &mut **op,
+            Op::CheckPools(op) => &mut **op,
             Op::Deadlines(op) => &mut **op,
             Op::Names(op) => &mut **op,
             Op::Scrub(op) => &mut **op,
@@ -168,7 +201,13 @@ pub(crate) fn weight(request: &Request) -> usize {
 pub(crate) fn drains(request: &Request) -> bool {
     match request {
         Request::Heartbeat(_) | Request::Complete(_) | Request::Fail(_) | Request::Release(_) | Request::Drain => true,
+        Request::RefreshSlot { .. } | Request::ReleaseSlot { .. } => true,
         Request::Batch(items) => items.iter().all(drains),
         _ => false,
     }
+}
+
+/// Whether a request may wait long, and so is one of a bounded number.
+pub(crate) fn polls(request: &Request) -> bool {
+    matches!(request, Request::Claim(_) | Request::Events { .. } | Request::Group { .. } | Request::Acquire(_))
 }

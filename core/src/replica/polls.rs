@@ -12,24 +12,29 @@ use super::Now;
 use super::task::TaskId;
 use crate::name::Name;
 
+/// The order of those who wait for one topic: as a store orders the members of an index.
+pub(crate) type Turn = (u64, Name);
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Polls {
-    waiting: BTreeMap<TaskId, (Vec<Name>, Now, u64)>,
-    topics: BTreeMap<Name, BTreeSet<(u64, TaskId)>>,
+    waiting: BTreeMap<TaskId, (Vec<Name>, Now, Turn)>,
+    topics: BTreeMap<Name, BTreeSet<(Turn, TaskId)>>,
     ends: BTreeSet<(Now, TaskId)>,
     /// Gives each wait its turn.
     order: u64,
 }
 
 impl Polls {
-    /// Waits until a topic is notified or `end` has come.
-    pub fn wait(&mut self, task: TaskId, topics: Vec<Name>, end: Now) {
+    /// Waits until a topic is notified or `end` has come. Without a turn of its own it comes after all who
+    /// wait already.
+    pub fn wait(&mut self, task: TaskId, topics: Vec<Name>, turn: Option<Turn>, end: Now) {
         self.order += 1;
+        let turn = turn.unwrap_or_else(|| (self.order, Name::default()));
         for topic in &topics {
-            self.topics.entry(topic.clone()).or_default().insert((self.order, task));
+            self.topics.entry(topic.clone()).or_default().insert((turn.clone(), task));
         }
         self.ends.insert((end, task));
-        self.waiting.insert(task, (topics, end, self.order));
+        self.waiting.insert(task, (topics, end, turn));
     }
 
     pub fn remove(&mut self, task: TaskId) -> bool {
@@ -37,7 +42,7 @@ impl Polls {
         self.ends.remove(&(end, task));
         for topic in topics {
             if let Some(waiters) = self.topics.get_mut(&topic) {
-                waiters.remove(&(turn, task));
+                waiters.remove(&(turn.clone(), task));
                 if waiters.is_empty() {
                     self.topics.remove(&topic);
                 }
@@ -46,9 +51,14 @@ impl Polls {
         true
     }
 
-    /// Who has waited longest for the topic.
+    /// Whose turn it is on the topic.
     pub fn first(&self, topic: &Name) -> Option<TaskId> {
         self.topics.get(topic)?.first().map(|w| w.1)
+    }
+
+    /// The first `n` whose turn it is on the topic.
+    pub fn line(&self, topic: &Name, n: usize) -> Vec<TaskId> {
+        self.topics.get(topic).map(|w| w.iter().take(n).map(|w| w.1).collect()).unwrap_or_default()
     }
 
     pub fn all(&self, topic: &Name) -> Vec<TaskId> {
@@ -70,7 +80,7 @@ impl Polls {
         (scouts.into_iter().collect(), last.filter(|_| more))
     }
 
-    /// Those whose wait is over.
+    /// Those who wait no longer than this.
     pub fn ended(&self, now: Now) -> Vec<TaskId> {
         self.ends.iter().take_while(|e| e.0 <= now).map(|e| e.1).collect()
     }

@@ -50,7 +50,7 @@ impl Replica {
         if self.breaker.open() {
             return Err(Failure::StoreUnavailable { retry_after_ms });
         }
-        if self.stats.draining && matches!(request, Request::Claim(_)) {
+        if self.stats.draining && matches!(request, Request::Claim(_) | Request::Acquire(_)) {
             return Err(Failure::Draining { retry_after_ms });
         }
         let n = match request {
@@ -63,8 +63,7 @@ impl Replica {
         // One request is always let in, however small the mailbox or large the batch.
         let full = self.in_work() > 0 && self.in_work() + n > self.config.mailbox * share
             || self.bytes > 0 && self.bytes + weight > self.config.mailbox_bytes * share
-            || self.polling >= limits::POLLS
-                && matches!(request, Request::Claim(_) | Request::Events { .. } | Request::Group { .. });
+            || self.polling >= limits::POLLS && op::polls(request);
         if full {
             self.marks.push(Mark::MailboxFull);
             self.stats.refused_mailbox += 1;
@@ -103,6 +102,7 @@ impl Replica {
             Op::Claim(claim) => claim.wait_ms(),
             Op::Events(events) => events.wait_ms(),
             Op::Group(look) => look.wait_ms(),
+            Op::Acquire(acquire) => acquire.wait_ms(),
             _ => 0,
         };
         let deadline = self.now + wait_ms + limits::REQUEST_MS;
@@ -127,7 +127,7 @@ impl Replica {
         id
     }
 
-    pub(super) fn cancelled(&mut self, id: RequestId) {
+    pub(super) fn cancelled(&mut self, id: RequestId, out: &mut Outputs) {
         let parts = match self.requests.remove(&id) {
             Some(Asked::Task(task)) => alloc::vec![task],
             Some(Asked::Join(join)) => self.joins.remove(&join).map(|j| j.parts).unwrap_or_default(),
@@ -136,6 +136,15 @@ impl Replica {
         for part in parts {
             let Some(task) = self.tasks.get_mut(&part) else { continue };
             task.origin = Origin::Orphan;
+            if matches!((&task.op, &task.state), (Op::Acquire(acquire), State::Wait) if acquire.leaves_traces()) {
+                // slot-not-resurrected: its place in line goes with whoever wanted it, and so does a grant that
+                // is under way. That takes its own time.
+                self.deadlines.remove(&(task.deadline, part));
+                task.deadline = self.now + limits::REQUEST_MS;
+                self.deadlines.insert((task.deadline, part));
+                self.rouse(part, out);
+                continue;
+            }
             let unsent = match &task.state {
                 State::Wait => true,
                 State::Commit(p) => !task.committed && !p.under_way && !p.doubt,
@@ -151,6 +160,11 @@ impl Replica {
     pub(super) fn drain(&mut self, out: &mut Outputs) {
         self.stats.draining = true;
         for id in self.polls.everyone() {
+            if matches!(self.tasks.get(&id).map(|t| &t.op), Some(Op::Acquire(_))) {
+                // It leaves the line before it answers.
+                self.rouse(id, out);
+                continue;
+            }
             self.polls.remove(id);
             let retry_after_ms = 1_000;
             self.finish(id, Err(Failure::Draining { retry_after_ms }), out);

@@ -16,6 +16,7 @@ use crate::job::handed::Handed;
 use crate::job::scrub::Cursor;
 use crate::limits;
 use crate::name::Name;
+use crate::pool::Held;
 use crate::request::{Outcome, RequestId, Response};
 use crate::store::{Clock, Read, Txn};
 
@@ -42,6 +43,10 @@ pub struct Replica {
     pub(super) polls: Polls,
     /// Topics notified while a poll was under way and nobody waited.
     pub(super) missed: BTreeSet<Name>,
+    /// Notifications about pools so far …
+    pub(super) notices: u64,
+    /// … and the last of each pool, while a poll was under way.
+    pub(super) noticed: BTreeMap<Name, u64>,
     /// Long polls, waiting or trying.
     pub(super) polling: usize,
     /// Logs that were appended to since their readers were last roused.
@@ -58,6 +63,7 @@ pub struct Replica {
 
     pub(super) queues: Queues,
     handed: Handed,
+    pub(super) held: Held,
     pub(super) trims: BTreeMap<Name, usize>,
     pub(super) repairs: BTreeSet<JobId>,
     pub(super) marks: Vec<Mark>,
@@ -97,13 +103,17 @@ pub(super) enum Origin {
     Deadlines,
     Names,
     Groups,
+    Pools,
     Scrub,
     Repair,
 }
 
 impl Origin {
     pub(super) fn is_sweep(self) -> bool {
-        matches!(self, Origin::Deadlines | Origin::Names | Origin::Groups | Origin::Scrub | Origin::Repair)
+        match self {
+            Origin::Deadlines | Origin::Names | Origin::Groups | Origin::Pools | Origin::Scrub | Origin::Repair => true,
+            Origin::Request(_) | Origin::Part { .. } | Origin::Orphan => false,
+        }
     }
 }
 
@@ -187,6 +197,7 @@ pub(super) struct Sweeps {
     pub(super) deadlines: Option<TaskId>,
     pub(super) names: Option<TaskId>,
     pub(super) groups: Option<TaskId>,
+    pub(super) pools: Option<TaskId>,
     pub(super) groups_next: Now,
     pub(super) groups_last: Now,
     pub(super) scrub: Option<TaskId>,
@@ -224,6 +235,8 @@ impl Replica {
             parked: BTreeSet::new(),
             polls: Polls::default(),
             missed: BTreeSet::new(),
+            notices: 0,
+            noticed: BTreeMap::new(),
             polling: 0,
             stirred: BTreeSet::new(),
             dropped: Vec::new(),
@@ -234,6 +247,7 @@ impl Replica {
             next_call: 0,
             queues: Queues::default(),
             handed: Handed::default(),
+            held: Held::default(),
             trims: BTreeMap::new(),
             repairs: BTreeSet::new(),
             marks: Vec::new(),
@@ -251,7 +265,7 @@ impl Replica {
         self.now = self.now.max(now);
         match input {
             Input::Request { id, request } => self.request(id, request, out),
-            Input::Cancelled { id } => self.cancelled(id),
+            Input::Cancelled { id } => self.cancelled(id, out),
             Input::StoreReply { id, reply } => self.store_reply(id, reply, out),
             Input::Notified { topic } => self.notified(&topic, out),
             Input::Timer => {}
@@ -302,6 +316,8 @@ impl Replica {
             config: &self.config,
             queues: &mut self.queues,
             handed: &mut self.handed,
+            held: &mut self.held,
+            notices: self.notices,
             stats: &mut self.stats,
             marks: &mut self.marks,
             trims: &mut self.trims,
@@ -338,7 +354,7 @@ impl Replica {
                     self.to_commit[usize::from(grows)].push_back(id);
                     break;
                 }
-                Next::Wait(topics) => {
+                Next::Wait(wait) => {
                     let Some(end) = task.poll_end.filter(|_| task.origin != Origin::Orphan) else {
                         self.tasks.insert(id, task);
                         self.finish(id, Ok(Response::Claimed(Vec::new())), out);
@@ -349,14 +365,18 @@ impl Replica {
                         self.finish(id, Err(Failure::Draining { retry_after_ms: 1_000 }), out);
                         return;
                     }
-                    let missed = topics.iter().find(|t| self.missed.contains(*t)).cloned();
-                    if let Some(topic) = missed {
-                        self.missed.remove(&topic);
+                    let late = |(topic, seen): &(Name, u64)| self.noticed.get(topic).is_some_and(|n| n > seen);
+                    let missed = wait.topics.iter().find(|t| self.missed.contains(*t)).cloned();
+                    if missed.is_some() || wait.since.as_ref().is_some_and(late) {
+                        if let Some(topic) = missed {
+                            self.missed.remove(&topic);
+                        }
                         next = self.run(&mut task, |op, cx| op.start(cx));
                         continue;
                     }
                     task.state = State::Wait;
-                    self.polls.wait(id, topics, end);
+                    let end = wait.again_ms.map_or(end, |ms| end.min(self.now + ms.max(1)));
+                    self.polls.wait(id, wait.topics, wait.turn, end);
                     break;
                 }
                 Next::Done(outcome) => {
@@ -390,15 +410,20 @@ impl Replica {
         if self.polling <= self.polls.len() {
             // No poll is on its way: nothing can have been missed.
             self.missed.clear();
+            self.noticed.clear();
         }
         Some(task)
     }
 
     pub(super) fn finish(&mut self, id: TaskId, outcome: Outcome, out: &mut Outputs) {
         let Some(task) = self.close(id) else { return };
+        let out_of_line = |failure: &Failure| {
+            matches!(failure, Failure::PoolFull { .. } | Failure::Draining { .. }) && matches!(task.op, Op::Acquire(_))
+        };
         let outcome = match outcome {
-            // honest-replies: after something was applied, "certainly not" would be a lie.
-            Err(failure) if task.committed && failure.retry_after_ms().is_some() => {
+            // honest-replies: after something was applied, "certainly not" would be a lie; a slot that was waited
+            // for and not had is certain.
+            Err(failure) if task.committed && failure.retry_after_ms().is_some() && !out_of_line(&failure) => {
                 Err(Failure::OutcomeUnknown { retry_after_ms: failure.retry_after_ms().unwrap_or(1_000) })
             }
             outcome => outcome,
@@ -430,6 +455,14 @@ impl Replica {
                     self.sweeps.groups_next = self.sweeps.groups_next.min(wake);
                 }
             }
+            Op::Acquire(acquire) => {
+                for (line, n) in acquire.behind().collect::<Vec<_>>() {
+                    // Each may wait again at once, in its old turn: only those who waited before are woken.
+                    let next: Vec<TaskId> = self.polls.line(&line, n as usize);
+                    next.into_iter().for_each(|id| self.rouse(id, out));
+                }
+            }
+            Op::Pools(tidy) if tidy.more => self.sweeps.next = self.sweeps.next.min(self.now + SWEEP_GAP_MS),
             Op::Names(names) if names.more => self.sweeps.next = self.sweeps.next.min(self.now + SWEEP_GAP_MS),
             Op::Scrub(scrub) if task.origin == Origin::Scrub => self.sweeps.cursor = scrub.cursor.clone(),
             Op::Mend(mend) if task.origin == Origin::Scrub => self.sweeps.cursor = mend.cursor.clone(),
@@ -462,6 +495,7 @@ impl Replica {
             Origin::Deadlines => self.sweeps.deadlines = None,
             Origin::Names => self.sweeps.names = None,
             Origin::Groups => self.sweeps.groups = None,
+            Origin::Pools => self.sweeps.pools = None,
             Origin::Scrub => self.sweeps.scrub = None,
             Origin::Repair => self.sweeps.repair = None,
         }

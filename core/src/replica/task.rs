@@ -4,6 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use super::polls::Turn;
 use super::{Config, Mark, Stats};
 use crate::codec::{self, Undecodable};
 use crate::failure::Failure;
@@ -13,6 +14,8 @@ use crate::job::handed::Handed;
 use crate::job::record::{Job, QueueRecord, Trail};
 use crate::limits;
 use crate::name::Name;
+use crate::pool::Held;
+use crate::pool::record::Pool;
 use crate::request::{Outcome, Response};
 use crate::store::{Answer, Clock, Guard, Read, Record, Snapshot, Take, Txn, Version, Write};
 
@@ -24,8 +27,8 @@ pub(crate) struct TaskId(pub u64);
 pub(crate) enum Next {
     Read(Read),
     Commit(Plan),
-    /// Wait for one of the topics, then [`Operation::start`] again.
-    Wait(Vec<Name>),
+    /// Wait, then [`Operation::start`] again.
+    Wait(Wait),
     Done(Outcome),
     /// The rest is another operation's.
     Become(super::Op),
@@ -37,6 +40,26 @@ impl Next {
     }
     pub fn fail(failure: Failure) -> Next {
         Next::Done(Err(failure))
+    }
+}
+
+/// What a long poll waits for: the first of these.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wait {
+    /// Whoever has waited longest for a topic is woken first …
+    pub topics: Vec<Name>,
+    /// … unless each has a turn of its own.
+    pub turn: Option<Turn>,
+    /// Looks again after so long, if nothing happened.
+    pub again_ms: Option<u64>,
+    /// Nothing to wait for if this topic was notified after that many notifications had come
+    /// ([`Cx::notices`]): what was read may be older.
+    pub since: Option<(Name, u64)>,
+}
+
+impl Wait {
+    pub fn on(topics: Vec<Name>) -> Wait {
+        Wait { topics, ..Wait::default() }
     }
 }
 
@@ -104,6 +127,7 @@ pub(crate) enum EvidenceKind {
     Job,
     Queue,
     Group,
+    Pool,
     /// No trail: only the present version speaks.
     Plain,
 }
@@ -138,6 +162,7 @@ impl Evidence {
             EvidenceKind::Plain => return if self.found.is_none() { Verdict::NotApplied } else { Verdict::Unknown },
             EvidenceKind::Job => record.bytes().and_then(|b| codec::decode::<Job>(b).ok()).map(|j| j.trail),
             EvidenceKind::Group => record.bytes().and_then(|b| codec::decode::<Group>(b).ok()).map(|g| g.trail),
+            EvidenceKind::Pool => record.bytes().and_then(|b| codec::decode::<Pool>(b).ok()).map(|p| p.trail),
             EvidenceKind::Queue => record.bytes().and_then(|b| codec::decode::<QueueRecord>(b).ok()).map(|q| q.trail),
         };
         let Some(trail) = trail else { return Verdict::Unknown };
@@ -176,6 +201,10 @@ pub(crate) struct Cx<'a> {
     pub trims: &'a mut BTreeMap<Name, usize>,
     /// Jobs met in no index.
     pub repairs: &'a mut BTreeSet<JobId>,
+    /// How long slots of each pool are held.
+    pub held: &'a mut Held,
+    /// Notifications about pools that have come.
+    pub notices: u64,
     /// Leases granted before this clock …
     pub spare_before: Clock,
     /// … are not reclaimed before this one.

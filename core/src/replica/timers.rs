@@ -8,6 +8,7 @@ use super::step::{Origin, READERS_GAP_MS, Replica, SWEEP_GAP_MS, State};
 use super::task::{Operation as _, TaskId};
 use super::{Outputs, StoreId};
 use crate::failure::Failure;
+use crate::job::record::Class;
 use crate::job::scrub::Scrub;
 use crate::limits;
 use crate::name::Name;
@@ -29,6 +30,16 @@ impl Replica {
             let wait = self.make.up_to(GROUPS_GAP_MS);
             let next = (self.sweeps.groups_last + GROUPS_GAP_MS).max(self.now) + wait;
             self.sweeps.groups_next = self.sweeps.groups_next.min(next);
+        } else if topic.starts_with(&keys::POOL) {
+            self.notices += 1;
+            if self.polling > self.polls.len() {
+                self.noticed.insert(topic.clone(), self.notices);
+            }
+            for class in Class::ALL {
+                if let Some(id) = self.polls.first(&keys::line(topic, class)) {
+                    self.rouse(id, out);
+                }
+            }
         } else if topic.starts_with(&keys::GROUP) {
             // Everybody who waits for the group's end is told.
             for id in self.polls.all(topic) {
@@ -77,7 +88,7 @@ impl Replica {
         }
         for id in self.polls.ended(now) {
             if let Some(task) = self.tasks.get_mut(&id) {
-                task.last_try = true;
+                task.last_try |= task.poll_end.is_some_and(|end| end <= now);
             }
             self.rouse(id, out);
         }
@@ -119,6 +130,9 @@ impl Replica {
             self.sweeps.deadlines = self.start_sweep(Origin::Deadlines, op, out);
             if self.sweeps.names.is_none() {
                 self.sweeps.names = self.start_sweep(Origin::Names, Op::Names(Box::default()), out);
+            }
+            if self.sweeps.pools.is_none() {
+                self.sweeps.pools = self.start_sweep(Origin::Pools, Op::Pools(Box::default()), out);
             }
         }
         if self.now >= self.sweeps.groups_next && self.sweeps.groups.is_none() {

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use crate::ids::{GroupId, JobId};
 use crate::job::record::{ChildOutcome, Class, Owner, Status};
 use crate::name::Name;
+use crate::store::Version;
 
 pub const JOB: Name = Name::from_static("job/");
 pub const HISTORY: Name = Name::from_static("history/");
@@ -18,6 +19,8 @@ pub const LEASE: Name = Name::from_static("lease/");
 pub const PROGRESS: Name = Name::from_static("progress/");
 pub const GROUP: Name = Name::from_static("group/");
 pub const MARK: Name = Name::from_static("mark/");
+/// Before a pool's member: the record of its settings.
+pub const POOL: Name = Name::from_static("pool/");
 
 /// Index: job @ end of its lease.
 pub const LEASES: Name = Name::from_static("leases");
@@ -33,6 +36,8 @@ pub const GROUPS_DUE: Name = Name::from_static("groups/due");
 pub const GROUPS_OPEN: Name = Name::from_static("groups/open");
 /// Index: group @ end of its retention.
 pub const GROUPS_ENDED: Name = Name::from_static("groups/ended");
+/// Index: pool @ when it is looked at next.
+pub const POOLS: Name = Name::from_static("pools");
 /// Index: job @ clock; undecodable.
 pub const QUARANTINE: Name = Name::from_static("quarantine");
 
@@ -197,6 +202,90 @@ pub fn audit(tenant: &str) -> Name {
     path("audit", &[tenant])
 }
 
+/// The member of [`POOLS`] that stands for a pool.
+pub fn pool_member(pool: &str) -> Name {
+    let mut out = Vec::new();
+    encode(pool, &mut out);
+    Name::from(out)
+}
+
+/// The pool of a member of [`POOLS`].
+pub fn pool_of(member: &Name) -> Option<String> {
+    decode(member.as_str()?)
+}
+
+/// Record: a pool's settings.
+pub fn pool(pool: &str) -> Name {
+    POOL.join(&pool_member(pool))
+}
+
+/// Before a slot's member: its record in that pool.
+pub fn slots(pool: &str) -> Name {
+    path("slot", &[pool, ""])
+}
+
+/// The member that stands for a slot in `waiting` and `alive` of its pool.
+pub fn slot_member(tenant: &str, slot: &str) -> Name {
+    queue_member(tenant, slot)
+}
+
+/// Record: one slot of a pool, wanted or held.
+pub fn slot(pool: &str, tenant: &str, slot: &str) -> Name {
+    path("slot", &[pool, tenant, slot])
+}
+
+/// The pool of a record that is its own or one of its slots'.
+pub fn pool_in(key: &Name) -> Option<String> {
+    let (prefix, rest) = key.as_str()?.split_once('/')?;
+    let pool = rest.split('/').next()?;
+    ["pool", "slot"].contains(&prefix).then(|| decode(pool))?
+}
+
+/// The members of `holders` that stand for a slot under one grant, one for each unit of its cost.
+pub fn holder_members(tenant: &str, slot: &str, grant: Version, cost: u32) -> impl Iterator<Item = Name> {
+    let slot = slot_member(tenant, slot);
+    (1..=cost).map(move |n| Name::from(alloc::format!("{slot}/{:016x}/{n}", grant.0)))
+}
+
+/// Slot's member, grant and unit of a member of `holders`.
+pub fn holder_of(member: &Name) -> Option<(Name, Version, u32)> {
+    let text = member.as_str()?;
+    let (rest, unit) = text.rsplit_once('/')?;
+    let (slot, grant) = rest.rsplit_once('/')?;
+    let grant = u64::from_str_radix(grant, 16).ok()?;
+    Some((Name::from(slot), Version(grant), unit.parse().ok()?))
+}
+
+/// Index: holder @ end of its lease, one for each unit of cost. Its size is what `total` bounds.
+pub fn holders(pool: &str) -> Name {
+    path("holders", &[pool])
+}
+
+/// Index: those of [`holders`] whose class is batch. Its size is what `batch_max` bounds.
+pub fn batch(pool: &str) -> Name {
+    path("batch", &[pool])
+}
+
+/// Index: slot @ when it began to wait.
+pub fn waiting(pool: &str, class: Class) -> Name {
+    path("waiting", &[pool, class.text()])
+}
+
+/// Index: waiting slot @ when it is given up unless somebody still waits for it.
+pub fn alive(pool: &str, class: Class) -> Name {
+    path("alive", &[pool, class.text()])
+}
+
+/// Topic: there may be room in the pool.
+pub fn topic_pool(pool: &str) -> Name {
+    self::pool(pool)
+}
+
+/// Where one replica's waiters of one class stand in line; nobody else notifies it.
+pub fn line(topic_pool: &Name, class: Class) -> Name {
+    topic_pool.join(b"/").join(class.text().as_bytes())
+}
+
 /// Topic: something became claimable in the queue.
 pub fn topic_queue(tenant: &str, queue: &str) -> Name {
     path("q", &[tenant, queue])
@@ -235,5 +324,17 @@ mod tests {
             assert_eq!(status_of(&s), Some((t.into(), q.into(), Class::Batch, Status::Dead)));
         }
         assert_ne!(key("a", "b/c"), key("a/b", "c"));
+    }
+
+    #[test]
+    fn a_slots_members_read_back_whatever_its_names_contain() {
+        for (p, t, s) in [("gpu", "a", "b"), ("a/b", "c/", "/1"), ("%", "é", "0000000000000001"), ("..", ":", " ")] {
+            assert_eq!(pool_of(&pool_member(p)), Some(p.into()));
+            assert_eq!(slots(p).join(&slot_member(t, s)), slot(p, t, s));
+            assert_eq!([slot(p, t, s), pool(p)].map(|key| pool_in(&key)), [Some(p.into()), Some(p.into())]);
+            for (n, member) in (1..).zip(holder_members(t, s, Version(7), 3)) {
+                assert_eq!(holder_of(&member), Some((slot_member(t, s), Version(7), n)));
+            }
+        }
     }
 }

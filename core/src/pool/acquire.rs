@@ -1,0 +1,530 @@
+//! Getting a slot: at once if there is room and nobody waits before it, else in line.
+//!
+//! All that this operation knows it reads from the slot's record each time, so whatever became of a
+//! transaction of its own whose reply was lost, deciding anew is right. Whoever waits costs a read and a
+//! renewal now and then, whatever the length of the line: it is woken when it is first, or about to be.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::record::{Pool, Slot, SlotState};
+use super::{Release, Spot, forsake, nobody, of, room, slot_of};
+use crate::codec;
+use crate::failure::Failure;
+use crate::job::check;
+use crate::job::moves::{add, as_read, put, remove};
+use crate::job::record::Class;
+use crate::job::sweep::trim;
+use crate::limits;
+use crate::name::Name;
+use crate::replica::Op;
+use crate::replica::task::{Cx, Draft, Next, Operation, Plan, Wait, applied};
+use crate::request::{Acquire as Asked, Response, SlotId};
+use crate::store::{
+    Answer, Clock, Expiry, Guard, Place, Read, Record, ScoreAt, Slice, Snapshot, Span, Standing, UpTo, Version, Write,
+    keys,
+};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Acquire {
+    asked: Box<Asked>,
+    spot: Spot,
+    stage: Stage,
+    /// Notifications that had come before what was read last was asked for.
+    since: u64,
+    /// Room that was left after the grant, for whoever stands behind.
+    left: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Stage {
+    Look,
+    /// Whether a grant still stands.
+    Stands {
+        version: Version,
+        slot: Slot,
+    },
+    /// The transactions about others come first, so many of them.
+    Sent {
+        tidied: usize,
+        what: Sent,
+    },
+}
+
+#[derive(Clone, Debug)]
+enum Sent {
+    /// A grant, then perhaps a place in line.
+    Arrive(Grant, Line),
+    /// A grant to one that has waited.
+    Promote(Grant, Line),
+    /// Perhaps a sign of life.
+    Renew(Line),
+    /// Out of the line, with this answer; none: what is left of a grant that has lapsed.
+    End(Option<Failure>),
+}
+
+#[derive(Clone, Debug)]
+struct Grant {
+    nonce: Version,
+    length: u64,
+    /// Room that is left after it.
+    left: u64,
+}
+
+/// Waiting in line.
+#[derive(Clone, Debug)]
+struct Line {
+    /// The slot's record, once there is one.
+    found: Option<(Version, Slot)>,
+    /// When it began to wait: its turn among this replica's waiters.
+    turn: Clock,
+    again_ms: u64,
+    /// The answer when there is no time left to wait.
+    full: Failure,
+}
+
+/// What was read, of one moment.
+struct Seen<'a> {
+    pool: &'a Pool,
+    version: Version,
+    slot: &'a Record,
+    /// Holders, and those of class batch, by All and Live.
+    holders: [u64; 2],
+    batch: [u64; 2],
+    /// Waiters of each class: all, and those for whom somebody is there.
+    alive: Vec<(Class, [u64; 2])>,
+    /// How long the line is: more than have a deadline when one of these was lost.
+    line: u64,
+    place: Option<Place>,
+    deadline: Option<Place>,
+    /// When the first of the holders will be past its time.
+    next_end: Option<Clock>,
+    clock: Clock,
+    /// The store could not be reached for a while, or this replica has just started: nobody's place is taken
+    /// away before living holders and waiters had time to renew.
+    sparing: bool,
+}
+
+impl Seen<'_> {
+    /// Room once what may be removed has been removed.
+    fn room(&self, class: Class) -> u64 {
+        let used = |[all, live]: [u64; 2]| if self.sparing { all } else { live };
+        let free = |most: u32, counts| u64::from(most).saturating_sub(used(counts));
+        let total = free(self.pool.total, self.holders);
+        match class {
+            Class::Batch => total.min(free(self.pool.most(class), self.batch)),
+            Class::Interactive | Class::System => total,
+        }
+    }
+
+    /// Those who wait in these classes and for whom somebody is there.
+    fn waiters(&self, classes: impl Fn(Class) -> bool) -> u64 {
+        self.alive.iter().filter(|(class, _)| classes(*class)).map(|(_, [_, live])| live).sum()
+    }
+
+    /// Those of a class for whom nobody is there any more.
+    fn forsaken(&self, class: Class) -> u64 {
+        self.alive.iter().filter(|(c, _)| *c == class).map(|(_, [all, live])| all - live).sum()
+    }
+
+    /// Removes what is past its time, so that its room and its places in line are free.
+    fn tidy(&self, pool: &str) -> Vec<Draft> {
+        let mut drafts = Vec::new();
+        if self.sparing {
+            return drafts;
+        }
+        for (index, [all, live]) in [(keys::holders(pool), self.holders), (keys::batch(pool), self.batch)] {
+            if all > live {
+                drafts.push(trim(index, limits::TRIM));
+            }
+        }
+        let forsaken = Class::ALL.into_iter().filter(|class| self.forsaken(*class) > 0);
+        drafts.extend(forsaken.map(|class| forsake(pool, class)));
+        drafts
+    }
+}
+
+impl Acquire {
+    pub fn new(asked: Box<Asked>) -> Result<Acquire, Failure> {
+        check::name("pool", &asked.pool)?;
+        if let Some(slot) = &asked.slot {
+            check::name("slot_id", slot)?;
+            if SlotId::parse(slot).nonce.is_some() {
+                return Err(check::invalid("slot_id", "must not end in a colon and 16 hexadecimal digits".into()));
+            }
+        }
+        if let Some(holder) = &asked.holder {
+            check::name("holder", holder)?;
+        }
+        check::within("cost", Some(asked.cost.into()), 1, limits::COST_MAX.into())?;
+        check::within("lease_ms", asked.lease_ms, limits::LEASE_MS_MIN, limits::LEASE_MS_MAX)?;
+        check::within("wait_ms", Some(asked.wait_ms), 0, limits::WAIT_MS)?;
+        let spot = Spot {
+            pool: asked.pool.clone(),
+            tenant: asked.tenant.clone(),
+            slot: asked.slot.clone().unwrap_or_default(),
+        };
+        Ok(Acquire { asked, spot, stage: Stage::Look, since: 0, left: 0 })
+    }
+
+    pub fn wait_ms(&self) -> u64 {
+        self.asked.wait_ms
+    }
+
+    /// The line in which those stand who come after it, in order, and how many of them may try at once: there
+    /// was room left.
+    pub fn behind(&self) -> impl Iterator<Item = (Name, u64)> {
+        let topic = keys::topic_pool(&self.spot.pool);
+        let (class, left) = (self.asked.class, self.left.min(limits::WAITERS_WOKEN));
+        let below = Class::ALL.into_iter().filter(move |c| *c >= class && left > 0);
+        below.map(move |c| (keys::line(&topic, c), if c == class { left } else { 1 }))
+    }
+
+    fn look(&mut self, cx: &Cx<'_>) -> Next {
+        self.stage = Stage::Look;
+        self.since = cx.notices;
+        let pool = &self.spot.pool;
+        let both = |index: Name| [(index.clone(), Span::All), (index, Span::Live)];
+        let mut counts = Vec::from(both(keys::holders(pool)));
+        counts.extend(both(keys::batch(pool)));
+        counts.extend(Class::ALL.into_iter().flat_map(|class| both(keys::alive(pool, class))));
+        let lines = [keys::waiting(pool, self.asked.class), keys::alive(pool, self.asked.class)];
+        counts.push((keys::waiting(pool, self.asked.class), Span::All));
+        // The first holder whose time has not come.
+        let after = Some((cx.clock, Name::from_static("\u{7f}")));
+        let end = Slice { index: keys::holders(pool), after, up_to: UpTo::End, limit: 1, give: Vec::new() };
+        Next::Read(Read {
+            records: vec![keys::pool(pool), self.spot.key()],
+            slices: vec![end],
+            counts,
+            members: lines.map(|index| (index, self.spot.member())).into(),
+            ..Read::default()
+        })
+    }
+
+    /// Nobody waits for the answer any more. Whatever the slot has become by now, nothing of it stays, unless
+    /// it was given a name: then its place, or its grant, is there for a repeat until its time is over.
+    fn leave(&self) -> Next {
+        match self.asked.slot {
+            Some(_) => Next::ok(Response::SlotReleased),
+            None => Next::Become(Op::Release(Box::new(Release::of(self.spot.clone())))),
+        }
+    }
+
+    /// No time is left to wait.
+    fn last(&self, cx: &Cx<'_>) -> bool {
+        self.asked.wait_ms == 0 || cx.last_try || cx.stats.draining
+    }
+
+    /// Whether it must still be told when its asker has gone: it may have left something.
+    pub fn leaves_traces(&self) -> bool {
+        self.asked.slot.is_none()
+    }
+
+    fn decide(&mut self, seen: &Seen<'_>, cx: &mut Cx<'_>) -> Next {
+        let found = match slot_of(seen.slot) {
+            Ok(found) => found.filter(|(_, slot)| slot.state != SlotState::Over),
+            Err(failure) => return Next::fail(failure),
+        };
+        let Some((version, slot)) = found else { return self.arrive(seen, cx) };
+        match slot.state {
+            _ if slot.class != self.asked.class || slot.cost != self.asked.cost => {
+                let detail = format!("is in use with class {} and cost {}", slot.class.text(), slot.cost);
+                Next::fail(check::invalid("slot_id", detail))
+            }
+            SlotState::Granted => {
+                let members = self.spot.units(&slot);
+                self.stage = Stage::Stands { version, slot };
+                Next::Read(Read { records: vec![self.spot.key()], members, ..Read::default() })
+            }
+            SlotState::Waiting { since } => self.wait_on(version, slot, since, seen, cx),
+            SlotState::Over => self.arrive(seen, cx),
+        }
+    }
+
+    fn too_dear(&self, pool: &Pool) -> Option<Failure> {
+        let (cost, class, most) = (self.asked.cost, self.asked.class, pool.most(self.asked.class));
+        let detail = || format!("is {cost}, the pool has {most} for class {}", class.text());
+        (cost > most).then(|| check::invalid("cost", detail()))
+    }
+
+    fn full(&self, seen: &Seen<'_>, position: u64, cx: &Cx<'_>) -> Failure {
+        if cx.stats.draining {
+            return Failure::Draining { retry_after_ms: 1_000 };
+        }
+        let most = seen.pool.most(self.asked.class);
+        let estimated_wait_ms = cx.held.estimate_ms(&self.spot.pool, seen.pool.lease_ms, position, most);
+        // Whoever gave the slot a name keeps its place if it is back in time.
+        let soonest = if self.asked.slot.is_some() { 1_000 } else { estimated_wait_ms };
+        Failure::PoolFull { position, estimated_wait_ms, retry_after_ms: soonest.clamp(1_000, 60_000) }
+    }
+
+    /// When to look again whatever happens, in microseconds from now.
+    fn again(seen: &Seen<'_>, first: bool, cx: &Cx<'_>) -> u64 {
+        let pace = limits::WAITER_RENEW_MS * limits::MILLI;
+        // A holder that lapses tells nobody: whoever is next looks at that time.
+        let ends = if seen.sparing { Some(cx.spare_until) } else { seen.next_end };
+        let ends = ends.filter(|_| first).map(|at| at.saturating_sub(seen.clock));
+        ends.map_or(pace, |after| after.min(pace)) / limits::MILLI + 1
+    }
+
+    /// Neither waiting nor granted: a grant if it may have one now, else a place in line.
+    fn arrive(&mut self, seen: &Seen<'_>, cx: &mut Cx<'_>) -> Next {
+        if let Some(failure) = self.too_dear(seen.pool) {
+            return Next::fail(failure);
+        }
+        let (pool, class, cost) = (&self.spot.pool, self.asked.class, self.asked.cost);
+        let ahead = seen.waiters(|c| c <= class);
+        let free = seen.room(class);
+        let full = self.full(seen, ahead + 1, cx);
+        let queues = !self.last(cx) || self.asked.slot.is_some();
+        if (ahead > 0 || free < cost.into()) && !queues {
+            return Next::fail(full);
+        }
+        let own = cx.make.version();
+        let lease_ms = self.asked.lease_ms.unwrap_or(seen.pool.lease_ms);
+        let state = SlotState::Waiting { since: seen.clock };
+        let slot = Slot { state, nonce: own, class, cost, lease_ms, holder: self.asked.holder.clone() };
+        let mut drafts = seen.tidy(pool);
+        let tidied = drafts.len();
+        let as_it_is = || vec![as_read(self.spot.key(), seen.slot), Guard::At(keys::pool(pool), seen.version)];
+        let mut guards = as_it_is();
+        guards.extend(nobody(pool, Class::ALL.into_iter().filter(|c| *c <= class)));
+        // limit-held: refused if another took the room meanwhile.
+        guards.extend(room(pool, seen.pool, class, cost));
+        let old_places = self.old_places();
+        let mut granting = old_places.clone();
+        granting.extend(self.spot.grant(&slot, own));
+        drafts.push(Draft::new(guards, granting));
+        if queues {
+            let mut writes = old_places;
+            writes.extend([
+                put(self.spot.key(), own, codec::encode(&slot), Expiry::Clock(limits::SLOT_KEPT)),
+                add(keys::waiting(pool, class), &self.spot.member(), ScoreAt::Number(seen.clock)),
+                add(keys::alive(pool, class), &self.spot.member(), ScoreAt::Clock(limits::WAITER)),
+            ]);
+            // Of the two the second is refused if the first was applied.
+            drafts.push(Draft::new(as_it_is(), writes));
+        }
+        let length = lease_ms.saturating_mul(limits::MILLI);
+        let grant = Grant { nonce: own, length, left: free.saturating_sub(cost.into()) };
+        let again_ms = Acquire::again(seen, ahead == 0, cx);
+        let line = Line { found: Some((own, slot)), turn: seen.clock, again_ms, full };
+        self.stage = Stage::Sent { tidied, what: Sent::Arrive(grant, line) };
+        Next::Commit(Plan::new(drafts))
+    }
+
+    /// The writes that remove what an earlier wait of the same name may have left: its record may have expired
+    /// before it was removed from the line. With it, the new record would go.
+    fn old_places(&self) -> Vec<Write> {
+        if self.asked.slot.is_none() {
+            return Vec::new();
+        }
+        let (pool, member) = (&self.spot.pool, self.spot.member());
+        let lines = Class::ALL.into_iter().flat_map(|class| [keys::waiting(pool, class), keys::alive(pool, class)]);
+        lines.map(|index| remove(index, &member)).collect()
+    }
+
+    /// In line: a grant if it is its turn, else a sign of life now and then.
+    fn wait_on(&mut self, version: Version, slot: Slot, since: Clock, seen: &Seen<'_>, cx: &mut Cx<'_>) -> Next {
+        let (class, cost) = (slot.class, u64::from(slot.cost));
+        if let Some(failure) = self.too_dear(seen.pool) {
+            // The pool has shrunk below what it wants.
+            return self.end(&slot, version, Some(failure), cx);
+        }
+        let rank = seen.place.map_or(0, |p| p.rank);
+        let higher = seen.waiters(|c| c < class);
+        // Those before it for whom somebody is there each want at least one.
+        let ahead = rank.saturating_sub(if seen.sparing { 0 } else { seen.forsaken(class) });
+        let free = seen.room(class);
+        let line = Line {
+            found: Some((version, slot.clone())),
+            turn: since,
+            again_ms: Acquire::again(seen, ahead + higher == 0, cx),
+            full: self.full(seen, higher + ahead + 1, cx),
+        };
+        let mut drafts = seen.tidy(&self.spot.pool);
+        let tidied = drafts.len();
+        if seen.place.is_some() && higher == 0 && free >= ahead.saturating_add(cost) {
+            drafts.push(self.promote(&slot, version, seen, cx.make.version()));
+            let length = slot.lease_ms.saturating_mul(limits::MILLI);
+            let grant = Grant { nonce: slot.nonce, length, left: free.saturating_sub(cost) };
+            self.stage = Stage::Sent { tidied, what: Sent::Promote(grant, line) };
+            return Next::Commit(Plan::new(drafts));
+        }
+        let fresh = seen.clock.saturating_add(limits::WAITER - limits::WAITER_RENEW_MS * limits::MILLI / 2);
+        let with_deadline = seen.alive.iter().find(|(c, _)| *c == class).map_or(0, |(_, [all, _])| *all);
+        let amiss = seen.line > with_deadline;
+        let stale = amiss || seen.place.is_none() || seen.deadline.is_none_or(|d| d.score <= fresh);
+        if stale && !self.last(cx) {
+            let mut renew = self.renew(&slot, version, since);
+            if amiss {
+                // Somebody in line can neither be had nor given up: the pool is to be tidied now.
+                renew.writes.push(add(keys::POOLS, &keys::pool_member(&self.spot.pool), ScoreAt::Clock(0)));
+            }
+            drafts.push(renew);
+        }
+        if drafts.is_empty() {
+            return self.rest(line, cx);
+        }
+        self.stage = Stage::Sent { tidied, what: Sent::Renew(line) };
+        Next::Commit(Plan::new(drafts))
+    }
+
+    fn promote(&self, slot: &Slot, version: Version, seen: &Seen<'_>, own: Version) -> Draft {
+        let pool = &self.spot.pool;
+        let member = self.spot.member();
+        let (waiting, alive) = (keys::waiting(pool, slot.class), keys::alive(pool, slot.class));
+        let mut guards = vec![
+            Guard::At(self.spot.key(), version),
+            Guard::At(keys::pool(pool), seen.version),
+            // priority: the first of its class, while nobody waits in a class above.
+            Guard::Member(waiting.clone(), member.clone(), Standing::First),
+            Guard::Member(alive.clone(), member.clone(), Standing::Live),
+        ];
+        guards.extend(nobody(pool, Class::ALL.into_iter().filter(|c| *c < slot.class)));
+        guards.extend(room(pool, seen.pool, slot.class, slot.cost));
+        let mut writes = self.spot.grant(slot, own);
+        writes.extend([waiting, alive].map(|index| remove(index, &member)));
+        if seen.waiters(|_| true) > 1 {
+            // Whoever is next may be another replica's.
+            writes.push(Write::Notify(keys::topic_pool(pool)));
+        }
+        Draft::new(guards, writes)
+    }
+
+    /// A sign of life. It names both places, so that one that was lost is put back.
+    fn renew(&self, slot: &Slot, version: Version, since: Clock) -> Draft {
+        let (pool, member) = (&self.spot.pool, self.spot.member());
+        let (index, score) = (keys::alive(pool, slot.class), ScoreAt::Clock(limits::WAITER));
+        let writes = vec![
+            add(keys::waiting(pool, slot.class), &member, ScoreAt::Number(since)),
+            Write::Add { index, member, score, raise: true },
+            Write::Expire(self.spot.key(), Expiry::Clock(limits::SLOT_KEPT)),
+        ];
+        Draft::new(vec![Guard::At(self.spot.key(), version)], writes)
+    }
+
+    /// The pool has gone, or cannot be read: whoever waits for it leaves the line.
+    fn without_pool(&mut self, record: &Record, failure: Failure, cx: &mut Cx<'_>) -> Next {
+        match slot_of(record) {
+            Ok(Some((version, slot))) if matches!(slot.state, SlotState::Waiting { .. }) => {
+                self.end(&slot, version, Some(failure), cx)
+            }
+            _ => Next::fail(failure),
+        }
+    }
+
+    fn end(&mut self, slot: &Slot, version: Version, then: Option<Failure>, cx: &mut Cx<'_>) -> Next {
+        let draft = self.spot.end(slot, version, cx.make.version());
+        self.stage = Stage::Sent { tidied: 0, what: Sent::End(then) };
+        Next::Commit(Plan::new(vec![draft]))
+    }
+
+    /// In line, and nothing can be done now.
+    fn rest(&mut self, line: Line, cx: &mut Cx<'_>) -> Next {
+        if cx.orphan {
+            return self.leave();
+        }
+        if !self.last(cx) {
+            let topic = keys::topic_pool(&self.spot.pool);
+            return Next::Wait(Wait {
+                topics: vec![keys::line(&topic, self.asked.class)],
+                turn: Some((line.turn, self.spot.member())),
+                again_ms: Some(line.again_ms),
+                since: Some((topic, self.since)),
+            });
+        }
+        match line.found {
+            // Without a name nobody can come back for it.
+            Some((version, slot)) if self.asked.slot.is_none() => self.end(&slot, version, Some(line.full), cx),
+            // Its place is kept for as long as it was last renewed for.
+            _ => Next::fail(line.full),
+        }
+    }
+
+    fn granted(&mut self, grant: &Grant, clock: Clock, cx: &mut Cx<'_>) -> Next {
+        cx.stats.slots_granted += 1;
+        if cx.orphan {
+            return self.leave();
+        }
+        self.left = grant.left;
+        let expires_at = clock.saturating_add(grant.length);
+        self.spot.had(grant.nonce, expires_at)
+    }
+}
+
+impl Operation for Acquire {
+    fn start(&mut self, cx: &mut Cx<'_>) -> Next {
+        if self.spot.slot.is_empty() {
+            self.spot.slot = format!("{:016x}", cx.make.version().0);
+        }
+        self.look(cx)
+    }
+
+    fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
+        if cx.orphan {
+            return self.leave();
+        }
+        let [first, slot_record] = match &*snapshot.records {
+            [first] => [first, &Record::Absent],
+            [first, second, ..] => [first, second],
+            [] => [&Record::Absent, &Record::Absent],
+        };
+        if let Stage::Stands { version, slot } = core::mem::replace(&mut self.stage, Stage::Look) {
+            if first.version() != Some(version) {
+                return self.look(cx);
+            }
+            let ends = snapshot.members.iter().map(|p| p.map(|p| p.score).filter(|end| *end > snapshot.clock));
+            return match ends.collect::<Option<Vec<Clock>>>().and_then(|ends| ends.into_iter().min()) {
+                Some(expires_at) => self.spot.had(slot.nonce, expires_at),
+                // Lapsed, or a unit of it was lost: the rest of it goes, and then it is wanted anew.
+                None => self.end(&slot, version, None, cx),
+            };
+        }
+        let (version, pool) = match of(first) {
+            Ok(found) => found,
+            Err(failure) => return self.without_pool(slot_record, failure, cx),
+        };
+        let (line, pairs) = snapshot.counts.split_last().unwrap_or((&0, &[]));
+        let mut counts = pairs.chunks(2).map(|pair| match pair {
+            [all, live] => [*all, *live],
+            _ => [0, 0],
+        });
+        let seen = Seen {
+            pool: &pool,
+            version,
+            slot: slot_record,
+            holders: counts.next().unwrap_or_default(),
+            batch: counts.next().unwrap_or_default(),
+            alive: Class::ALL.into_iter().zip(counts).collect(),
+            line: *line,
+            place: snapshot.members.first().copied().flatten(),
+            deadline: snapshot.members.get(1).copied().flatten(),
+            next_end: snapshot.slices.iter().flatten().next().map(|e| e.score),
+            clock: snapshot.clock,
+            sparing: snapshot.clock < cx.spare_until,
+        };
+        self.decide(&seen, cx)
+    }
+
+    fn answered(&mut self, clock: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
+        let Stage::Sent { tidied, what } = core::mem::replace(&mut self.stage, Stage::Look) else {
+            return self.start(cx);
+        };
+        let (others, own) = answers.split_at(tidied.min(answers.len()));
+        let done = |at: usize| matches!(own.get(at), Some(Answer::Applied { .. }));
+        match what {
+            Sent::Arrive(grant, _) | Sent::Promote(grant, _) if done(0) => self.granted(&grant, clock, cx),
+            Sent::Arrive(_, line) if done(1) => self.rest(line, cx),
+            Sent::End(Some(failure)) if done(0) => Next::fail(failure),
+            // Others' places were taken away: it may be its turn now.
+            Sent::Promote(..) | Sent::Renew(_) if applied(others) => self.look(cx),
+            Sent::Promote(_, line) => self.rest(line, cx),
+            Sent::Renew(line) if done(0) || own.is_empty() => self.rest(line, cx),
+            Sent::Arrive(..) | Sent::Renew(_) | Sent::End(_) => self.look(cx),
+        }
+    }
+}
