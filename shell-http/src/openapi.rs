@@ -27,6 +27,8 @@ const REQUESTS: &[&str] = &[
     "SetQueue",
     "Pause",
     "Purge",
+    "SetPool",
+    "Acquire",
     "CompletionItem",
     "FailureItem",
     "HeartbeatItem",
@@ -66,7 +68,7 @@ fn document() -> Value {
             "RetryAfter": {
                 "description": "Seconds.", "required": true, "schema": {"type": "integer", "minimum": 1},
             },
-            "Location": {"description": "The job's path.", "required": true, "schema": {"type": "string"}},
+            "Location": {"description": "The path of what was made.", "required": true, "schema": {"type": "string"}},
         }},
     })
 }
@@ -191,11 +193,11 @@ fn reason(status: u16) -> &'static str {
         403 => "a browser sent this from another site: `cross_origin`",
         404 => "no such thing, no longer, or its name is malformed: `unknown_…`, `no_payload`, `no_result`",
         408 => "the body did not come in time: `incomplete_body`",
-        409 => "the state of the job does not allow it; see `code`",
+        409 => "the state of the job, group, pool or slot does not allow it; see `code`",
         413 => "the body is too large: `too_large`",
         414 => "path and query are too long: `uri_too_long`",
         422 => "a field or parameter is wrong, see `field`; or `bad_cursor`, `idempotency_key_reused`",
-        429 => "too much in work: `mailbox_full`. Certainly not done",
+        429 => "too much in work: `mailbox_full`; no slot was free in time: `pool_full`. Certainly not done",
         500 => "a defect of the server's: `internal`",
         503 => "not done for now, see `code`; after `outcome_unknown` repeat with the same key, token or claim id",
         _ => "not done; see `code`",
@@ -246,7 +248,7 @@ fn operation_id(call: Call) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{decode, submit};
+    use crate::wire::{decode, pool, submit};
     use std::collections::BTreeSet;
 
     #[test]
@@ -307,6 +309,8 @@ mod tests {
             ("SetQueue", decode::SET_QUEUE),
             ("Pause", decode::PAUSE),
             ("Purge", decode::PURGE),
+            ("SetPool", pool::SET_POOL),
+            ("Acquire", pool::ACQUIRE),
         ] {
             let described: BTreeSet<&str> =
                 schemas[schema]["properties"].as_object().unwrap().keys().map(String::as_str).collect();

@@ -98,6 +98,23 @@ pub fn of_failure(failure: &Failure) -> Row {
             row(S::CONFLICT, "The group is not final", "Wait for its end: GET the group with `wait_ms`.")
         }
         Failure::UnknownQueue => row(S::NOT_FOUND, "No such queue", "Nothing is known of a queue with this name."),
+        Failure::UnknownPool => row(S::NOT_FOUND, "No such pool", "There is no pool with this name: PUT one."),
+        Failure::PoolInUse => row(
+            S::CONFLICT,
+            "The pool is in use",
+            "Somebody holds one of its slots or waits for one. Wait until all are given back.",
+        ),
+        Failure::PoolFull { .. } => row(
+            S::TOO_MANY_REQUESTS,
+            "No slot was free in time",
+            "Nothing is held. Send it again after the time in Retry-After; with the same `slot_id` within 5 s it \
+             keeps its place.",
+        ),
+        Failure::SlotLost => row(
+            S::CONFLICT,
+            "The slot is lost",
+            "Its time had come, or it was given back. Stop what it was held for; nothing was changed.",
+        ),
         Failure::UnknownKey => row(S::NOT_FOUND, "No such key", "Nothing is bound to this idempotency key."),
         Failure::BadCursor => {
             row(S::UNPROCESSABLE_ENTITY, "Not a cursor", "Give the `next` of an earlier answer to the same question.")
@@ -198,7 +215,10 @@ impl Problem {
         "not_retryable",
         "not_terminal",
         "outcome_unknown",
+        "pool_full",
+        "pool_in_use",
         "quarantined",
+        "slot_lost",
         "store_full",
         "store_unavailable",
         "too_large",
@@ -207,6 +227,7 @@ impl Problem {
         "unknown_job",
         "unknown_key",
         "unknown_path",
+        "unknown_pool",
         "unknown_queue",
         "uri_too_long",
         "wrong_method",
@@ -325,6 +346,11 @@ impl Problem {
                 object.str("field", "children");
                 object.num("index", (*index).into());
             }
+            Problem::Failure(Failure::PoolFull { position, estimated_wait_ms, .. }) => {
+                object.str("detail", detail);
+                object.num("position", *position);
+                object.num("estimated_wait_ms", *estimated_wait_ms);
+            }
             Problem::Failure(Failure::BadCursor) => {
                 object.str("detail", detail);
                 object.str("field", "cursor");
@@ -384,6 +410,10 @@ mod tests {
             Failure::Invalid { field: "queue", detail: "must not be empty".into() },
             Failure::UnknownJob,
             Failure::UnknownQueue,
+            Failure::UnknownPool,
+            Failure::PoolInUse,
+            Failure::SlotLost,
+            Failure::PoolFull { position: 3, estimated_wait_ms: 7, retry_after_ms },
             Failure::BadCursor,
             Failure::KeyReused,
             Failure::NoResult,
@@ -406,8 +436,10 @@ mod tests {
 
     #[test]
     fn the_table_keeps_its_word() {
-        let expected =
-            [422, 404, 404, 422, 422, 404, 404, 409, 409, 409, 409, 409, 409, 429, 503, 503, 503, 503, 503, 503];
+        let expected = [
+            422, 404, 404, 404, 409, 409, 429, 422, 422, 404, 404, 409, 409, 409, 409, 409, 409, 429, 503, 503, 503,
+            503, 503, 503,
+        ];
         for (failure, expected) in all().into_iter().zip(expected) {
             let problem = Problem::from(failure.clone());
             assert_eq!(problem.status().as_u16(), expected, "{failure:?}");

@@ -106,6 +106,7 @@ fn how_commands_end() {
     assert_eq!((&said[0]["id"], &said[0]["problem"]["status"]), (&"nonsense".into(), &404.into()));
     assert_eq!(said[1]["id"], known.as_str());
     assert_eq!(code(&["queues", "unknown"]), Some(1));
+    assert_eq!(code(&["pools", "unknown"]), Some(1));
     assert_eq!(code(&["cancel", &known]), Some(0));
     assert_eq!(code(&["cancel", &known, "nonsense"]), Some(1));
     assert_eq!(code(&["events", "--after", "nonsense"]), Some(1));
@@ -120,6 +121,7 @@ fn how_commands_end() {
         vec!["status"],
         vec!["status", &known],
         vec!["queues"],
+        vec!["pools", "gpu", "--total", "8"],
         vec!["cancel", &known],
         vec!["events"],
         vec!["bench", "--seconds", "1"],
@@ -304,4 +306,23 @@ fn whoever_has_seen_enough_is_no_failure_worth_a_word() {
     BufReader::with_capacity(64, events.stdout.take().unwrap()).read_line(&mut first).unwrap();
     let output = events.wait_with_output().unwrap();
     assert_eq!(err(&output), "");
+}
+
+#[test]
+fn pools() {
+    let folder = Folder::new();
+    let server = Server::start(&folder, &[]);
+    assert!(out(&run(&server, &["pools"])).contains("no pools"));
+    let made =
+        &lines(&run(&server, &["pools", "gpu", "--total", "8", "--batch-max", "6", "--lease", "5m", "--json"]))[0];
+    assert_eq!((&made["total"], &made["batch_max"], &made["lease_ms"]), (&8.into(), &6.into(), &300_000.into()));
+    let slot = server.client().post("/v1/pools/gpu/slots", r#"{"holder":"w1","cost":3}"#);
+    assert_eq!(slot.status, 201);
+    let shrunk = out(&run(&server, &["pools", "gpu", "--total", "2"]));
+    assert!(shrunk.contains("w1") && shrunk.contains(slot.json()["id"].as_str().unwrap()), "{shrunk}");
+    assert!(out(&run(&server, &["pools"])).lines().nth(1).is_some_and(|l| l.starts_with("gpu ")));
+    assert_eq!(run(&server, &["pools", "gpu", "--delete"]).status.code(), Some(1), "it is in use");
+    assert_eq!(server.client().send("DELETE", slot.header("location").unwrap(), &[], b"").status, 204);
+    assert_eq!(run(&server, &["pools", "gpu", "--delete"]).status.code(), Some(0));
+    assert_eq!(run(&server, &["pools", "gpu"]).status.code(), Some(1));
 }

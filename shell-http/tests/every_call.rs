@@ -57,6 +57,18 @@ impl World {
         group["id"].as_str().unwrap().to_owned()
     }
 
+    fn pool(&self, name: &str) -> String {
+        assert_eq!(self.send("PUT", &format!("/v1/pools/{name}"), br#"{"total":8}"#).status, 200);
+        format!("/v1/pools/{name}")
+    }
+
+    /// The path of a slot that is held.
+    fn slot(&self) -> String {
+        let answer = self.send("POST", &format!("{}/slots", self.pool("p")), br#"{"lease_ms":3600000}"#);
+        assert_eq!(answer.status, 201, "{}", answer.text());
+        answer.header("location").unwrap().to_owned()
+    }
+
     /// What must stay as it is: each queue's name, its number of jobs (in whatever status: time passes),
     /// and its pause.
     fn books(&self) -> Vec<(String, u64, bool)> {
@@ -139,6 +151,13 @@ impl World {
                 self.send("GET", &format!("/v1/groups/{id}?wait_ms=10000"), b"");
                 bare(format!("/v1/groups/{id}/result"))
             }
+            Call::Pools => bare("/v1/pools".into()),
+            Call::Pool => bare(self.pool("p")),
+            Call::SetPool => sample("/v1/pools/p".into(), json!({"total": 8, "batch_max": 6})),
+            Call::DeletePool => bare(self.pool("empty")),
+            Call::Acquire => sample(format!("{}/slots", self.pool("p")), json!({"class": "batch", "slot_id": "s"})),
+            Call::RefreshSlot => bare(format!("{}/refresh", self.slot())),
+            Call::ReleaseSlot => bare(self.slot()),
             Call::Quarantine => bare("/v1/quarantine".into()),
             Call::Events => bare("/v1/events".into()),
             Call::Audit => bare("/v1/audit".into()),
@@ -235,7 +254,7 @@ fn paths(rows: &mut Rows<'_>) {
     rows.path(format!("{path}?x={}", "y".repeat(9_000)), 414, "uri_too_long", None);
     if path != "/" {
         rows.path(format!("{path}/"), 404, "unknown_path", None);
-        if !rows.route.path.ends_with("{queue}") && !rows.route.path.ends_with("{key}") {
+        if !["{queue}", "{key}", "{pool}", "{slot}"].iter().any(|name| rows.route.path.ends_with(name)) {
             rows.path(format!("{path}%2f"), 404, "", None);
         }
     }
@@ -266,6 +285,34 @@ fn paths(rows: &mut Rows<'_>) {
         }
         rows.path(with("%ff"), 404, "unknown_path", None);
         rows.path(with("%F0%28"), 404, "unknown_path", None);
+    }
+    if rows.route.path.contains("{pool}") {
+        let with = |argument: &str| with(argument).replace("{slot}", "s");
+        for name in ["n".repeat(129), "%07".into(), "a%00b".into(), "%C2%85".into(), "%E2%82%AC".repeat(43)] {
+            rows.path(with(&name), 422, "invalid_field", Some("pool"));
+        }
+        match rows.route.call {
+            Call::Pool | Call::DeletePool | Call::Acquire => rows.path(with("never"), 404, "unknown_pool", None),
+            Call::RefreshSlot => rows.path(with("never"), 409, "slot_lost", None),
+            _ => {}
+        }
+        rows.path(with("%ff"), 404, "unknown_path", None);
+        rows.path(with(""), 404, "unknown_path", None);
+    }
+    if rows.route.path.contains("{slot}") {
+        let with = |slot: &str| rows.route.path.replace("{pool}", "p").replace("{slot}", slot);
+        for name in ["n".repeat(129), "%07".into(), "a%00b".into(), ":0123456789abcdef".into()] {
+            rows.path(with(&name), 422, "invalid_field", Some("slot_id"));
+        }
+        if rows.route.call == Call::RefreshSlot {
+            let slot = path.split('/').nth(5).unwrap();
+            let (name, nonce) = slot.split_at(slot.len() - 16);
+            let other = format!("{name}{}", nonce.chars().rev().collect::<String>());
+            for slot in ["x", "x:0123456789abcdef", &name[..name.len() - 3], &other, &format!("{slot}0")] {
+                rows.path(with(slot), 409, "slot_lost", None);
+            }
+        }
+        rows.path(with("%ff"), 404, "unknown_path", None);
     }
     for name in rows.route.query {
         let wrong: &[&str] = match *name {

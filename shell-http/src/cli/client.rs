@@ -150,6 +150,14 @@ impl Call {
     pub fn post(path: impl Into<String>, body: impl Into<Bytes>) -> Call {
         Call { method: Method::POST, body: Some(body.into()), ..Call::get(path) }
     }
+
+    pub fn put(path: impl Into<String>, body: impl Into<Bytes>) -> Call {
+        Call { method: Method::PUT, ..Call::post(path, body) }
+    }
+
+    pub fn delete(path: impl Into<String>) -> Call {
+        Call { method: Method::DELETE, ..Call::get(path) }
+    }
 }
 
 #[derive(Debug)]

@@ -17,6 +17,7 @@ mod completions;
 mod events;
 mod failed;
 mod inspect;
+mod pools;
 mod queues;
 mod signals;
 mod status;
@@ -79,6 +80,7 @@ end; 2 wrong usage or configuration.")]
     Status(status::Status),
     Cancel(status::Cancel),
     Queues(queues::Queues),
+    Pools(pools::Pools),
     Events(events::Events),
     Inspect(inspect::Inspect),
     Audit(audit::Audit),
@@ -140,6 +142,7 @@ pub fn main() -> ExitCode {
         Command::Status(command) => client(command.run()),
         Command::Cancel(command) => client(command.run()),
         Command::Queues(command) => client(command.run()),
+        Command::Pools(command) => client(command.run()),
         Command::Events(command) => client(command.run()),
         Command::Inspect(command) => client(command.run()),
         Command::Audit(command) => client(command.run()),
@@ -245,6 +248,8 @@ mod tests {
             "leasehold --color=always status",
             "leasehold status --queue q --status dead --watch",
             "leasehold queues q --pause --reason why",
+            "leasehold pools gpu --total 8 --batch-max 6 --lease 30s",
+            "leasehold pools gpu --delete",
             "leasehold events --follow",
             "leasehold completions bash",
             "leasehold inspect job 01 --store disk:x --json",
@@ -257,6 +262,8 @@ mod tests {
             "leasehold work --queue q --timeout soon -- true",
             "leasehold submit --queue q --class urgent a",
             "leasehold status --color blue",
+            "leasehold pools --total 8",
+            "leasehold pools gpu --delete --total 8",
             "leasehold --listen 127.0.0.1:0 status",
         ] {
             assert!(parsed(line).is_err(), "{line}");

@@ -2,6 +2,7 @@
 //! the store nothing if another one came just before.
 
 mod http;
+mod pools;
 mod process;
 mod queues;
 mod store;
@@ -10,7 +11,7 @@ mod text;
 use std::time::{Duration, Instant};
 
 use hyper::header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use leasehold_core::request::QueueView;
+use leasehold_core::request::{PoolView, QueueView};
 use leasehold_core::{Durations, Request, Response as Answer, Stats};
 use tokio::sync::Mutex;
 
@@ -53,6 +54,10 @@ const STATS: &[Row] = &[
     ("leasehold_groups_created_total", "counter", "Groups created.", |s| s.groups),
     ("leasehold_groups_finalized_total", "counter", "Groups that became final.", |s| s.groups_finalized),
     ("leasehold_group_children_released_total", "counter", "Children of groups released.", |s| s.children_released),
+    ("leasehold_slots_granted_total", "counter", "Slots of pools granted.", |s| s.slots_granted),
+    ("leasehold_slots_refreshed_total", "counter", "Slots extended.", |s| s.slots_refreshed),
+    ("leasehold_slots_released_total", "counter", "Slots given back.", |s| s.slots_released),
+    ("leasehold_slots_lost_total", "counter", "Refreshes of slots whose time had come.", |s| s.slots_lost),
     ("leasehold_jobs_reindexed_total", "counter", "Index entries put back.", |s| s.reindexed),
     ("leasehold_jobs_quarantined_total", "counter", "Jobs whose record could not be read.", |s| s.quarantined),
     ("leasehold_ghosts_removed_total", "counter", "Index entries removed whose job was gone.", |s| s.ghosts),
@@ -80,6 +85,7 @@ pub struct Cache(Mutex<Option<(Instant, Seen)>>);
 struct Seen {
     /// `None`: the store cannot be read.
     queues: Option<Vec<QueueView>>,
+    pools: Option<Vec<PoolView>>,
     facts: Facts,
 }
 
@@ -94,15 +100,20 @@ impl Cache {
         }
         let folder = app.driver.store_watch().folder.clone();
         let facts = tokio::task::spawn_blocking(move || Facts::read(folder.as_deref()));
-        let (facts, queues) = tokio::join!(
+        let (facts, queues, pools) = tokio::join!(
             tokio::time::timeout(PATIENCE, facts),
-            app.driver.ask(Request::Queues { tenant: TENANT.into() })
+            app.driver.ask(Request::Queues { tenant: TENANT.into() }),
+            app.driver.ask(Request::Pools)
         );
+        let pools = match pools {
+            Ok(Answer::Pools(pools)) => Some(pools),
+            _ => None,
+        };
         let queues = match queues {
             Ok(Answer::Queues(queues)) => Some(queues),
             _ => None,
         };
-        let seen = Seen { queues, facts: facts.ok().and_then(Result::ok).unwrap_or_default() };
+        let seen = Seen { queues, pools, facts: facts.ok().and_then(Result::ok).unwrap_or_default() };
         *kept = Some((Instant::now(), seen.clone()));
         seen
     }
@@ -123,6 +134,7 @@ pub async fn page(app: &App) -> Response {
     let seen = app.metrics.seen(app).await;
     seen.facts.write(&mut page);
     queues::write(&mut page, seen.queues);
+    pools::write(&mut page, seen.pools);
     let mut response = Response::new(Body::full(page.into_text()));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"));

@@ -11,7 +11,7 @@ use leasehold_core::{Outcome, Response as Answer};
 use crate::body::{self, Body, Response};
 use crate::problem::Problem;
 use crate::wire::json::{self, Object};
-use crate::wire::{group, store, view};
+use crate::wire::{group, pool, query, store, view};
 
 /// An answer that was not a failure.
 pub fn answer(answer: Answer) -> Response {
@@ -91,6 +91,23 @@ pub fn answer(answer: Answer) -> Response {
         }
         Answer::Group(group) => group::group(&mut out, &group),
         Answer::Children { children, next, .. } => group::children(&mut out, &children, next),
+        Answer::Pool(found) => pool::view(&mut out, &found, true),
+        Answer::Pools(found) => pool::pools(&mut out, &found),
+        Answer::PoolDeleted | Answer::SlotReleased => return body::no_content(),
+        Answer::Slot { pool: name, id, expires_at } => {
+            pool::slot(&mut out, &id, expires_at);
+            let mut response = body::json(StatusCode::CREATED, out);
+            let (name, id) = (query::encode(&name), query::encode(&id.to_string()));
+            if let Ok(value) = HeaderValue::from_str(&format!("/v1/pools/{name}/slots/{id}")) {
+                response.headers_mut().insert(LOCATION, value);
+            }
+            return response;
+        }
+        Answer::SlotRefreshed { expires_at } => {
+            let mut object = Object::new(&mut out);
+            object.time("expires_at", expires_at);
+            object.end();
+        }
         Answer::Audited(page) => store::audited(&mut out, &page),
         Answer::Inspected(seen) => store::inspected(&mut out, &seen),
         Answer::Ready => out.extend_from_slice(b"{\"status\":\"ready\"}"),

@@ -11,12 +11,12 @@ use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, StatusCode, Version};
-use leasehold_core::request::Inspect;
+use leasehold_core::request::{Inspect, SlotId};
 use leasehold_core::{Failure, Request, Response as Answer};
 use serde_json::value::RawValue;
 
 use super::answer::{self, batch_answer};
-use super::{Argument, Call, ROUTES, Route, Takes, events, find, groups, page};
+use super::{Arguments, Call, ROUTES, Route, Takes, events, find, groups, page};
 use crate::body::{self, Body, Budget, Coming, Response};
 use crate::connection::Connection;
 use crate::driver::Driver;
@@ -26,9 +26,9 @@ use crate::openapi;
 use crate::problem::Problem;
 use crate::request_id::{RequestIds, X_REQUEST_ID};
 use crate::wire::decode::{self, Under};
-use crate::wire::group;
 use crate::wire::json::Object;
 use crate::wire::submit::{self, Carried, TENANT};
+use crate::wire::{group, pool};
 
 /// `traceparent` is 55 characters today; a longer one of a later version is carried up to here.
 const TRACEPARENT_BYTES: usize = 128;
@@ -99,8 +99,8 @@ pub async fn handle(
             return refuse(body, problem).await;
         }
         match found {
-            Ok((n, argument)) => {
-                call(&app, &ROUTES[n], argument, &parts, body).await.unwrap_or_else(|problem| problem.response())
+            Ok((n, arguments)) => {
+                call(&app, &ROUTES[n], arguments, &parts, body).await.unwrap_or_else(|problem| problem.response())
             }
             Err(problem) => refuse(body, problem).await,
         }
@@ -175,7 +175,7 @@ fn is_host(host: &[u8]) -> bool {
 async fn call(
     app: &std::sync::Arc<App>,
     route: &Route,
-    argument: Argument<'_>,
+    [argument, second]: Arguments<'_>,
     parts: &Parts,
     coming: Coming,
 ) -> Result<Response, Problem> {
@@ -197,7 +197,7 @@ async fn call(
     if route.takes == Takes::Nothing && !matches!(parts.method, Method::GET | Method::HEAD) {
         decode::nothing(body)?;
     }
-    let queue = || argument.clone().into_owned();
+    let name = || argument.clone().into_owned();
     let job = || decode::job_id(&argument);
     let tenant = || TENANT.to_owned();
     let request = match route.call {
@@ -207,7 +207,7 @@ async fn call(
                 None => None,
                 Some(value) => Some(value.to_str().map_err(|_| Problem::field("content_type", "must be ASCII"))?),
             };
-            let submit = submit::raw(queue(), kind, query, body.clone(), carried(headers)?)?;
+            let submit = submit::raw(name(), kind, query, body.clone(), carried(headers)?)?;
             Request::Submit(Box::new(submit))
         }
         Call::SubmitBatch => {
@@ -233,11 +233,11 @@ async fn call(
         Call::Retry => Request::Retry { tenant: tenant(), job: job()? },
         Call::Delete => Request::Delete { tenant: tenant(), job: job()? },
         Call::Queues => Request::Queues { tenant: tenant() },
-        Call::Queue => Request::Queue { tenant: tenant(), queue: queue() },
-        Call::SetQueue => decode::set_queue(queue(), body)?,
-        Call::Pause => decode::pause(queue(), body)?,
-        Call::Resume => Request::Resume { tenant: tenant(), queue: queue() },
-        Call::Purge => decode::purge(queue(), body)?,
+        Call::Queue => Request::Queue { tenant: tenant(), queue: name() },
+        Call::SetQueue => decode::set_queue(name(), body)?,
+        Call::Pause => decode::pause(name(), body)?,
+        Call::Resume => Request::Resume { tenant: tenant(), queue: name() },
+        Call::Purge => decode::purge(name(), body)?,
         Call::CreateGroup => Request::CreateGroup(Box::new(group::create(body, carried(headers)?)?)),
         Call::Group => {
             Request::Group { tenant: tenant(), group: group::id(&argument)?, wait_ms: decode::group(query)? }
@@ -253,6 +253,13 @@ async fn call(
             Request::Children { tenant: tenant(), group: group::id(&argument)?, from, limit, contents: false }
         }
         Call::GroupResult => return groups::result(app.clone(), group::id(&argument)?, headers).await,
+        Call::Pools => Request::Pools,
+        Call::Pool => Request::Pool { tenant: tenant(), pool: name() },
+        Call::SetPool => pool::set(name(), body)?,
+        Call::DeletePool => Request::DeletePool { pool: name() },
+        Call::Acquire => pool::acquire(name(), body)?,
+        Call::RefreshSlot => Request::RefreshSlot { tenant: tenant(), pool: name(), slot: SlotId::parse(&second) },
+        Call::ReleaseSlot => Request::ReleaseSlot { tenant: tenant(), pool: name(), slot: SlotId::parse(&second) },
         Call::Events => {
             let asked = events::resumed(decode::events(query)?, headers)?;
             if events::is_stream(headers) {
@@ -264,9 +271,9 @@ async fn call(
         Call::Audit => Request::Audit { cursor: decode::audit(query)?, repair: false },
         Call::Repair => Request::Audit { cursor: decode::audit(query)?, repair: true },
         Call::JobRecords => Request::Inspect(Inspect::Job(job()?)),
-        Call::QueueRecords => Request::Inspect(Inspect::Queue { tenant: tenant(), queue: queue() }),
+        Call::QueueRecords => Request::Inspect(Inspect::Queue { tenant: tenant(), queue: name() }),
         Call::Quarantine => Request::Inspect(Inspect::Quarantine),
-        Call::KeyRecords => Request::Inspect(Inspect::Key { tenant: tenant(), key: queue() }),
+        Call::KeyRecords => Request::Inspect(Inspect::Key { tenant: tenant(), key: name() }),
         Call::Health => return Ok(body::json(StatusCode::OK, b"{\"status\":\"ok\"}".to_vec())),
         // Whoever sends work here by this answer must stop before the listener does.
         Call::Ready if app.is_draining() => return Err(Failure::Draining { retry_after_ms: 1_000 }.into()),

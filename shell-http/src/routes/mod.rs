@@ -52,6 +52,13 @@ pub enum Call {
     CancelGroup,
     Children,
     GroupResult,
+    Pools,
+    Pool,
+    SetPool,
+    DeletePool,
+    Acquire,
+    RefreshSlot,
+    ReleaseSlot,
     Events,
     Audit,
     Repair,
@@ -72,12 +79,13 @@ impl Call {
         matches!(self, Call::Health | Call::Ready | Call::Metrics)
     }
 
-    /// Served for as long as the process lives: what ends or extends a lease, and what tells how the
+    /// Served for as long as the process lives: what ends or extends a lease or a slot, and what tells how the
     /// server is.
     pub const fn goes_on_to_the_end(self) -> bool {
         let leases = matches!(self, Call::Heartbeat | Call::Complete | Call::Fail | Call::Release);
+        let slots = matches!(self, Call::RefreshSlot | Call::ReleaseSlot);
         let batches = matches!(self, Call::Heartbeats | Call::Completions | Call::Failures);
-        leases || batches || self.tells_health()
+        leases || slots || batches || self.tells_health()
     }
 }
 
@@ -230,6 +238,22 @@ pub static ROUTES: &[Route] = routes! {
     GET "/v1/groups/{id}/result" GroupResult Nothing, &[],
         &[json(200, "GroupResult", "the group with every outcome, in order; a line for each child with `Accept: application/x-ndjson`")], &[404, 409],
         "What came of a group, once it is final.";
+    GET "/v1/pools" Pools Nothing, &[], &[json(200, "Pools", "every pool")], &[], "All pools.";
+    GET "/v1/pools/{pool}" Pool Nothing, &[], &[json(200, "Pool", "the pool, with who holds it")], &[404, 409],
+        "One pool.";
+    PUT "/v1/pools/{pool}" SetPool Json("SetPool"), &[], &[json(200, "Pool", "the pool")], &[409],
+        "Make a pool, or change what is given and keep the rest.";
+    DELETE "/v1/pools/{pool}" DeletePool Nothing, &[], &[nothing(204, "it is gone")], &[404, 409],
+        "Delete a pool in which nobody holds and nobody waits.";
+    POST "/v1/pools/{pool}/slots" Acquire OptionalJson("Acquire"), &[],
+        &[json(201, "Slot", "the slot; also when this `slot_id` has it already")], &[404, 409],
+        "Get a slot, waiting for it up to `wait_ms`.";
+    POST "/v1/pools/{pool}/slots/{slot}/refresh" RefreshSlot Nothing, &[],
+        &[json(200, "Refreshed", "the slot was extended by its length")], &[409],
+        "Keep a slot.";
+    DELETE "/v1/pools/{pool}/slots/{slot}" ReleaseSlot Nothing, &[],
+        &[nothing(204, "it is not held, and nobody waits for it")], &[],
+        "Give a slot back, or leave the line.";
     GET "/v1/events" Events Nothing, decode::EVENTS,
         &[json(200, "Events", "events after the one named, or a stream of them (`Accept: text/event-stream`)")], &[],
         "What has happened.";
@@ -261,8 +285,8 @@ pub static ROUTES: &[Route] = routes! {
     GET "/" Page Nothing, &[], &[bytes(200, "text/html", "a page for people")], &[], "Queues at a glance.";
 };
 
-/// The parts of a path that stand for something, decoded. No path has more than one.
-pub type Argument<'a> = Cow<'a, str>;
+/// The parts of a path that stand for something, in order, decoded. No path has more than two.
+pub type Arguments<'a> = [Cow<'a, str>; 2];
 
 struct Entry {
     segments: Vec<&'static str>,
@@ -289,15 +313,18 @@ fn entries() -> &'static [Vec<Entry>] {
     })
 }
 
-/// Finds the route, by its place in [`ROUTES`], and the path's argument.
-pub fn find<'a>(method: &Method, path: &'a str) -> Result<(usize, Argument<'a>), Problem> {
+/// Finds the route, by its place in [`ROUTES`], and the path's arguments.
+pub fn find<'a>(method: &Method, path: &'a str) -> Result<(usize, Arguments<'a>), Problem> {
     let tail = path.strip_prefix('/').ok_or(Problem::UnknownPath)?;
     let len = 1 + tail.bytes().filter(|b| *b == b'/').count();
     for entry in entries().get(len).map(Vec::as_slice).unwrap_or_default() {
-        let mut argument = "";
+        let mut arguments = [""; 2];
+        let mut places = arguments.iter_mut();
         let matches = entry.segments.iter().zip(tail.split('/')).all(|(known, given)| {
             if known.starts_with('{') {
-                argument = given;
+                if let Some(place) = places.next() {
+                    *place = given;
+                }
                 !given.is_empty()
             } else {
                 *known == given
@@ -318,8 +345,9 @@ pub fn find<'a>(method: &Method, path: &'a str) -> Result<(usize, Argument<'a>),
             }
             return Err(Problem::WrongMethod { allow: allow.join(", ") });
         };
-        let argument = query::decode(argument, false).ok_or(Problem::UnknownPath)?;
-        return Ok((*route, argument));
+        let decode = |argument| query::decode(argument, false).ok_or(Problem::UnknownPath);
+        let [first, second] = arguments;
+        return Ok((*route, [decode(first)?, decode(second)?]));
     }
     Err(Problem::UnknownPath)
 }
@@ -331,8 +359,10 @@ mod tests {
     #[test]
     fn every_route_is_found_by_its_own_path() {
         for (n, route) in ROUTES.iter().enumerate() {
-            let path = route.path.replace("{id}", "x").replace("{queue}", "a%2Fb").replace("{key}", "a%2Fb");
-            let (found, argument) = find(&route.method, &path).unwrap();
+            let names = ["{queue}", "{key}", "{pool}"];
+            let path = names.iter().fold(route.path.replace("{id}", "x"), |path, name| path.replace(name, "a%2Fb"));
+            let path = path.replace("{slot}", "c%3A");
+            let (found, [argument, second]) = find(&route.method, &path).unwrap();
             assert_eq!(found, n, "{path}");
             let expected = if path.contains("/x") {
                 "x"
@@ -342,6 +372,7 @@ mod tests {
                 ""
             };
             assert_eq!(argument, expected);
+            assert_eq!(second, if path.contains("%3A") { "c:" } else { "" });
         }
     }
 

@@ -151,14 +151,6 @@ pub fn batch<'a>(body: &'a Bytes, list: &'static str) -> Result<Vec<&'a RawValue
     fields::required(list, items)
 }
 
-/// Reads an object that may also be left out altogether.
-fn optional_object(body: &Bytes) -> Result<Fields<'_>, Problem> {
-    match fields::object(body) {
-        Err(Problem::Empty) => Ok(Fields::new()),
-        other => other,
-    }
-}
-
 /// `{lease_ms?}`.
 pub fn set_queue(queue: String, body: &Bytes) -> Result<Request, Problem> {
     let mut lease_ms = None;
@@ -174,7 +166,7 @@ pub fn set_queue(queue: String, body: &Bytes) -> Result<Request, Problem> {
 /// `{reason?}`.
 pub fn pause(queue: String, body: &Bytes) -> Result<Request, Problem> {
     let mut reason = None;
-    for (name, raw) in optional_object(body)? {
+    for (name, raw) in fields::optional_object(body)? {
         let value = Value::new(fields::known(&name, PAUSE)?, raw, body);
         if !value.is_null() {
             reason = Some(value.string()?);
@@ -186,7 +178,7 @@ pub fn pause(queue: String, body: &Bytes) -> Result<Request, Problem> {
 /// `{status?}`.
 pub fn purge(queue: String, body: &Bytes) -> Result<Request, Problem> {
     let mut status = Status::Queued;
-    for (name, raw) in optional_object(body)? {
+    for (name, raw) in fields::optional_object(body)? {
         let value = Value::new(fields::known(&name, PURGE)?, raw, body);
         if !value.is_null() {
             status = self::status(value.field, &value.string()?)?;
@@ -197,7 +189,7 @@ pub fn purge(queue: String, body: &Bytes) -> Result<Request, Problem> {
 
 /// A body that is not needed may be there, if it is an empty object.
 pub fn nothing(body: &Bytes) -> Result<(), Problem> {
-    match optional_object(body)?.first() {
+    match fields::optional_object(body)?.first() {
         None => Ok(()),
         Some((name, _)) => Err(fields::unknown(name, &[])),
     }

@@ -41,6 +41,14 @@ pub fn object(body: &Bytes) -> Result<Fields<'_>, Problem> {
     })
 }
 
+/// Reads an object that may also be left out altogether.
+pub fn optional_object(body: &Bytes) -> Result<Fields<'_>, Problem> {
+    match object(body) {
+        Err(Problem::Empty) => Ok(Fields::new()),
+        other => other,
+    }
+}
+
 /// Reads an object inside a body, which is known to be JSON.
 pub fn inner_object<'a>(value: Value<'a>) -> Result<Fields<'a>, Problem> {
     parse_object(value.text.as_bytes())

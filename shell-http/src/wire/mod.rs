@@ -4,6 +4,7 @@ pub mod decode;
 pub mod fields;
 pub mod group;
 pub mod json;
+pub mod pool;
 pub mod query;
 pub mod store;
 pub mod submit;
