@@ -14,6 +14,8 @@ pub enum Caller {
     /// Of groups.
     Owner(u8),
     Worker(u8),
+    /// Of pools.
+    User(u8),
     Operator,
     Auditor,
     Script,

@@ -55,6 +55,9 @@ topics! {
     Misbehave "misbehave" true,
     Operator "operator" false,
     Meddle "meddle" false,
+    User "user" false,
+    Slip "slip" true,
+    Pools "pools" false,
     Script "script" false,
 }
 

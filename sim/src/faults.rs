@@ -147,7 +147,7 @@ impl World {
         debug_assert_eq!(self.setup.regime, Regime::EvictKeys);
         let at = Topic::Chaos.of(2);
         // By kind first, so that rare kinds are met as well.
-        let prefixes: [&[u8]; 11] = [
+        let prefixes: [&[u8]; 13] = [
             b"job/",
             b"payload/",
             b"lease/",
@@ -159,6 +159,8 @@ impl World {
             b"result/",
             b"group/",
             b"mark/",
+            b"slot/",
+            b"pool/",
         ];
         let prefix = *self.choices.pick(at, &prefixes);
         let keys: Vec<Name> = self.store.model.records(prefix).map(|(k, _)| k.clone()).collect();

@@ -31,5 +31,6 @@ pub mod sweep;
 pub mod timeline;
 pub mod trace;
 pub mod twin;
+pub mod users;
 pub mod workers;
 pub mod world;

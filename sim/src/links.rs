@@ -380,6 +380,7 @@ impl World {
             Caller::Client(client) => self.client_hears(usize::from(client), call, tag, heard),
             Caller::Owner(owner) => self.owner_hears(usize::from(owner), tag, heard),
             Caller::Worker(worker) => self.worker_hears(usize::from(worker), call, tag, heard),
+            Caller::User(user) => self.user_hears(usize::from(user), call, heard),
             Caller::Operator => self.operator_hears(call, tag, heard),
             Caller::Auditor => self.auditor_hears(heard),
             Caller::Script => {}
@@ -411,6 +412,13 @@ impl World {
             found.hung_up = true;
         }
         self.outcome_never_known(call);
+        let unnamed = self
+            .ledger
+            .get(call)
+            .is_some_and(|c| matches!(&*c.request, leasehold_core::Request::Acquire(asked) if asked.slot.is_none()));
+        if unnamed && self.setup.faults.on().is_empty() {
+            self.hung_up.push((call, self.now));
+        }
         self.input(r, epoch, Input::Cancelled { id: RequestId(u64::from(call)) });
     }
 }

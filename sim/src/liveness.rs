@@ -82,6 +82,7 @@ impl World {
         for owner in 0..self.owners.len() {
             self.schedule(0, Event::Owner { owner: owner as u8 });
         }
+        self.heal_users();
         self.operator.to_resume = self.all_queues();
         // What the operator asked for before, and what is still on its way, comes first.
         self.schedule(15 * SECOND, Event::Operator);
@@ -90,7 +91,7 @@ impl World {
     /// Clients get their answers, the operator resumes all queues.
     fn settle(&mut self) {
         let until = self.now + 90 * SECOND;
-        while self.broken.is_none() && !(self.clients_settled() && self.owners_settled()) {
+        while self.broken.is_none() && !(self.clients_settled() && self.owners_settled() && self.users_settled()) {
             if self.now > until {
                 self.violate(Promise::NoSilentStall, "clients ask in vain though nothing is broken any more".into());
                 return;
@@ -137,7 +138,8 @@ impl World {
         let bound = self.now + self.bound();
         while self.broken.is_none() {
             let clock = self.store.tick(self.now);
-            if self.oracle.live_count(clock) == 0 {
+            let in_pools = self.oracle.left_in_pools(clock);
+            if self.oracle.live_count(clock) == 0 && in_pools.is_empty() {
                 return;
             }
             if self.now > bound {
@@ -145,10 +147,12 @@ impl World {
                 let groups = self.oracle.live_group_texts(clock);
                 let mut some: Vec<String> = live.iter().take(5).map(|(job, what)| format!("{job}: {what}")).collect();
                 some.extend(groups.iter().take(3).cloned());
+                some.extend(in_pools.iter().take(3).cloned());
                 let what = format!(
-                    "{} jobs and {} groups are not done {} s after the last fault: {}",
+                    "{} jobs, {} groups and {} slots are not done {} s after the last fault: {}",
                     live.len(),
                     groups.len(),
+                    in_pools.len(),
                     (self.now - self.setup.chaos_us) / SECOND,
                     some.join("; ")
                 );
@@ -253,9 +257,9 @@ impl World {
         self.run_until(self.now + 30 * SECOND);
         let steps = self.counts.steps - before;
         let per = |ms: u64| (self.now - from) / (ms.max(1) * MILLI) + 1;
-        // A look at the deadlines, at the names and at the groups: a timer or so each, a read, maybe a commit.
+        // A look at the deadlines, the names, the groups and the pools: a timer or so each, a read, maybe a commit.
         // A page of the scrub has up to four reads and a commit, and as much again for the groups on it.
-        let each = per(self.setup.config.sweep_ms) * 8 + per(self.setup.config.scrub_ms) * 12 + 20;
+        let each = per(self.setup.config.sweep_ms) * 10 + per(self.setup.config.scrub_ms) * 12 + 20;
         let most = each * self.hosts.len() as u64;
         if steps > most && self.broken.is_none() {
             self.violate(Promise::EventuallyDone, format!("idle, and yet {steps} steps in 30 s, more than {most}"));
@@ -276,12 +280,12 @@ impl World {
             .store
             .model
             .records(b"")
-            .filter(|(key, _)| !key.starts_with(b"queue/") && !key.starts_with(b"ready/"))
+            .filter(|(key, _)| ![&b"queue/"[..], b"ready/", b"pool/"].iter().any(|kept| key.starts_with(kept)))
             .filter(|(key, _)| !self.oracle.is_quarantined(key))
             .map(|(key, _)| key.to_string())
             .collect();
         for (index, members) in self.store.model.books().iter() {
-            if *index != keys::NAMES && *index != keys::QUARANTINE {
+            if ![keys::NAMES, keys::POOLS, keys::QUARANTINE].contains(index) {
                 let first = members.first().map(|(s, m): &(Score, _)| format!("{m} @{s}"));
                 left.push(format!("{index}: {first:?}"));
             }

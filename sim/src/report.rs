@@ -168,12 +168,13 @@ pub fn summary(o: &Outcome, took: Option<Duration>) -> String {
     let n = &o.counts;
     let _ = writeln!(
         w,
-        "counts  {} jobs, {} groups, {} calls, {} handed out, {} completed, {} steps, {} reads, {} commits, {} txns applied, {} refused, {} checks",
+        "counts  {} jobs, {} groups, {} calls, {} handed out, {} completed, {} slots, {} steps, {} reads, {} commits, {} txns applied, {} refused, {} checks",
         o.jobs,
         o.groups,
         n.calls,
         n.claimed,
         n.completed,
+        n.slots,
         n.steps,
         n.reads,
         n.commits,
@@ -256,6 +257,7 @@ pub struct Soak {
     pub sim_us: u64,
     pub jobs: u64,
     pub groups: u64,
+    pub slots: u64,
     pub checks: u64,
     pub marks: BTreeMap<Mark, u64>,
     pub faults: BTreeMap<&'static str, u64>,
@@ -295,6 +297,7 @@ impl Soak {
         self.sim_us += o.sim_us;
         self.jobs += o.jobs as u64;
         self.groups += o.groups as u64;
+        self.slots += o.counts.slots;
         self.checks += o.checks;
         for (mark, n) in &o.marks {
             *self.marks.entry(*mark).or_default() += n;
@@ -321,11 +324,12 @@ impl Soak {
         let mut out = String::new();
         let _ = writeln!(
             out,
-            "{} seeds, {} broken; {} jobs, {} groups, {} events, {} checks; {:.1} s, {:.0} events/s, {:.0} simulated s/s ({:.1} h simulated)",
+            "{} seeds, {} broken; {} jobs, {} groups, {} slots, {} events, {} checks; {:.1} s, {:.0} events/s, {:.0} simulated s/s ({:.1} h simulated)",
             self.seeds,
             self.broken.len(),
             self.jobs,
             self.groups,
+            self.slots,
             self.events,
             self.checks,
             secs,

@@ -119,6 +119,9 @@ pub struct Setup {
     /// Clients that create groups, and groups that each creates.
     pub owners: usize,
     pub groups: usize,
+    /// Pools, and those who use them.
+    pub pools: usize,
+    pub users: usize,
     pub workers: usize,
     pub tenants: usize,
     pub queues: usize,
@@ -149,6 +152,8 @@ impl Setup {
             clients: 0,
             owners: 0,
             groups: 0,
+            pools: 0,
+            users: 0,
             workers: 0,
             tenants: 1,
             queues: 1,
@@ -196,6 +201,9 @@ impl Setup {
         let groups = Topic::Swarm.of(3);
         s.owners = *c.pick(groups, &[0, 1, 1, 2, 2]);
         s.groups = *c.pick(groups, &[1, 2, 3, 5]);
+        let pools = Topic::Swarm.of(4);
+        s.pools = *c.pick(pools, &[0, 1, 1, 2]);
+        s.users = *c.pick(pools, &[3, 5, 8, 12]);
         s
     }
 }

@@ -24,6 +24,7 @@ use crate::setup::{MILLI, SECOND, Setup};
 use crate::store::StoreHost;
 use crate::strikes::Strikes;
 use crate::trace::Trace;
+use crate::users::User;
 use crate::workers::Worker;
 
 /// Microseconds since the run began.
@@ -93,6 +94,12 @@ pub enum Event {
         worker: u8,
         wake: u32,
     },
+    User {
+        user: u8,
+        wake: u32,
+    },
+    /// Somebody sets pools.
+    Pools,
     Operator,
     /// An operator retries this one.
     Retry {
@@ -159,6 +166,8 @@ pub struct Counts {
     pub submitted: u64,
     pub claimed: u64,
     pub completed: u64,
+    /// Slots of pools that their users heard of.
+    pub slots: u64,
     /// Large faults by name.
     pub faults: BTreeMap<&'static str, u64>,
 }
@@ -178,7 +187,11 @@ pub struct World {
     pub clients: Vec<Client>,
     pub owners: Vec<Owner>,
     pub workers: Vec<Worker>,
+    pub users: Vec<User>,
     pub operator: Operator,
+    /// Calls for slots without a name whose callers have gone, and when a replica noticed; only where no fault
+    /// can keep it from giving them back.
+    pub hung_up: Vec<(CallId, Micros)>,
     pub oracle: Oracle,
     /// The store's clock when the faults stopped.
     pub calm_since: u64,
@@ -209,7 +222,9 @@ impl World {
             owners: Vec::new(),
             calm_since: 0,
             workers: Vec::new(),
+            users: Vec::new(),
             operator: Operator::default(),
+            hung_up: Vec::new(),
             oracle,
             digest: Digest::default(),
             counts: Counts::default(),
@@ -231,6 +246,7 @@ impl World {
         if world.setup.random {
             world.start_load();
             world.start_owners();
+            world.start_users();
             world.schedule(SECOND, Event::Look);
             if world.setup.chaos_every_us > 0 {
                 world.schedule(world.setup.chaos_every_us, Event::Chaos);
@@ -306,6 +322,8 @@ impl World {
             Event::Client { client } => self.client_wakes(usize::from(client)),
             Event::Owner { owner } => self.owner_wakes(usize::from(owner)),
             Event::Worker { worker, wake } => self.worker_wakes(usize::from(worker), wake),
+            Event::User { user, wake } => self.user_wakes(usize::from(user), wake),
+            Event::Pools => self.pools_wake(),
             Event::Operator => self.operator_wakes(),
             Event::Retry { tenant, job } => {
                 let r = self.any_replica(Topic::Meddle, 1);
@@ -348,7 +366,9 @@ impl World {
         }
         if self.phase == Phase::Calm {
             self.idle_groups();
+            self.idle_slots();
         }
+        self.left_behind();
         self.schedule(SECOND, Event::Look);
     }
 
@@ -360,6 +380,36 @@ impl World {
         let within = 2 * self.setup.config.sweep_ms * MILLI + 3 * SECOND;
         if let Some(what) = self.oracle.idle_group(clock, since, within) {
             self.violate(Promise::EventuallyDone, what);
+        }
+    }
+
+    /// limit-held, from below: in the calm nobody waits for a slot that is there for longer than a look now and
+    /// then, and a look that came just too early, take.
+    fn idle_slots(&mut self) {
+        let clock = self.store.tick(self.now);
+        // Those who started or came back at the end of the faults spare others for a while.
+        if clock < self.calm_since + 15 * SECOND {
+            return;
+        }
+        let within =
+            2 * leasehold_core::limits::WAITER_RENEW_MS * MILLI + self.setup.config.sweep_ms * MILLI + 3 * SECOND;
+        if let Some(what) = self.oracle.idle_slot(clock, within) {
+            self.violate(Promise::EventuallyDone, what);
+        }
+    }
+
+    /// slot-not-resurrected: who hung up has left nothing, where nothing else went wrong.
+    fn left_behind(&mut self) {
+        let clock = self.store.tick(self.now);
+        let within = leasehold_core::limits::REQUEST_MS * MILLI;
+        let due = self.hung_up.iter().position(|(_, at)| at + within > self.now).unwrap_or(self.hung_up.len());
+        for (call, _) in self.hung_up.drain(..due).collect::<Vec<_>>() {
+            let found = self.ledger.get(call).map(|c| (c.replica, c.arrived.map(|(_, epoch)| epoch)));
+            // A replica that has ended since takes nothing back.
+            let lives = found.is_some_and(|(r, epoch)| epoch == self.hosts.get(r).map(|host| host.epoch));
+            if lives && let Some(what) = self.oracle.left_by(call, clock) {
+                return self.violate(Promise::SlotNotResurrected, what);
+            }
         }
     }
 
@@ -395,6 +445,7 @@ impl World {
 pub fn answer_within_ms(request: &Request) -> u64 {
     let wait = match request {
         Request::Claim(claim) => claim.wait_ms,
+        Request::Acquire(asked) => asked.wait_ms,
         Request::Events { wait_ms, .. } | Request::Group { wait_ms, .. } => *wait_ms,
         Request::Batch(items) => items.iter().map(answer_within_ms).max().unwrap_or(0),
         _ => 0,

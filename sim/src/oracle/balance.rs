@@ -167,6 +167,7 @@ impl Oracle {
     /// Reads the whole store and compares it with what was followed; every book must balance.
     pub fn full(&mut self, model: &Model) -> Result<(), Violation> {
         let clock = model.clock();
+        self.full_pools(model)?;
         let mut fresh = self.read_all(model);
         self.full_groups(&mut fresh.groups, clock)?;
         let jobs: Vec<JobId> = self.jobs.keys().copied().collect();

@@ -14,6 +14,8 @@ mod group_replies;
 mod groups;
 mod keys;
 mod moves;
+mod pool_replies;
+mod pools;
 mod replies;
 #[cfg(test)]
 mod tests;
@@ -196,6 +198,9 @@ pub struct Oracle {
     keys: BTreeMap<Name, KeyFact>,
     queues: BTreeMap<Name, QueueFact>,
     purges: Vec<ItemRef>,
+    pools: BTreeMap<String, pools::PoolFacts>,
+    /// Releases that were asked for: pool, slot, and of which grant.
+    releases: Vec<(String, Name, Option<Version>)>,
     /// Counts the changes of the store: applied transactions and faults.
     change: u64,
     /// Jobs that each of the newest commits touched.
@@ -219,6 +224,8 @@ impl Oracle {
             keys: BTreeMap::new(),
             queues: BTreeMap::new(),
             purges: Vec::new(),
+            pools: BTreeMap::new(),
+            releases: Vec::new(),
             change: 0,
             ring: VecDeque::new(),
             clock_back: false,
@@ -264,6 +271,10 @@ impl Oracle {
                     self.purges.push(item);
                     continue;
                 }
+                Request::ReleaseSlot { tenant, pool, slot } => {
+                    self.release_arrives(pool, tenant, slot);
+                    continue;
+                }
                 Request::ExtendGroup { group, .. }
                 | Request::SealGroup { group, .. }
                 | Request::CancelGroup { group, .. } => {
@@ -288,6 +299,7 @@ impl Oracle {
         let effects = model.last_effects();
         let touched = self.follow(effects);
         self.remember(touched.jobs.keys().copied().collect());
+        self.judge_pools(effects, clock, ledger)?;
         for (name, before) in &touched.keys {
             self.judge_key(name, before.as_ref(), clock)?;
         }
@@ -346,12 +358,18 @@ impl Oracle {
                 self.lose_record(&key, None);
                 self.receipts_lost.insert(key);
             }
-            Damage::Record(key) => self.lose_record(&key, None),
+            Damage::Record(key) => {
+                self.lose_record(&key, None);
+                self.disturb_pool(&key, None);
+            }
             Damage::Corrupt(key) => {
                 let now = model.records(&key).next().map(|(_, s)| s.clone());
                 self.lose_record(&key, now.as_ref());
             }
-            Damage::Entry(index, member) => self.lose_entry(&index, &member),
+            Damage::Entry(index, member) => {
+                self.lose_entry(&index, &member);
+                self.disturb_pool(&index, Some(&member));
+            }
         }
     }
 
@@ -373,6 +391,7 @@ impl Oracle {
             touched.extend(self.ring.pop_back().unwrap_or_default());
         }
         self.rebuild(model);
+        self.rebuild_pools(model);
         for job in touched {
             if let Some(track) = self.jobs.get_mut(&job) {
                 track.disturbed = true;

@@ -9,6 +9,7 @@ use leasehold_core::store::Clock;
 use leasehold_core::store::model::Model;
 use leasehold_core::{Failure, JobId, Outcome, Request, Response, Token};
 
+use super::pool_replies::pool_of;
 use super::{Moment, Oracle, Promise, Track, Violation, broken};
 use crate::calls::{CallId, Instant, ItemRef, Ledger, fate};
 
@@ -135,6 +136,8 @@ impl Oracle {
             (Request::CreateGroup(asked), Response::Group(view)) => {
                 self.judge_group_existing(w, asked, view, request, outcome)
             }
+            (Request::Pools, _) => self.judge_pool_ok(w, request, response, outcome),
+            (request, _) if pool_of(request).is_some() => self.judge_pool_ok(w, request, response, outcome),
             _ if disturbed => Ok(()),
             (
                 Request::ExtendGroup { .. }
@@ -522,6 +525,9 @@ impl Oracle {
         }
         if let Some(group) = group_of(request) {
             return self.judge_group_failure(w, group, request, failure, outcome);
+        }
+        if pool_of(request).is_some() {
+            return self.judge_pool_failure(w, request, failure, outcome);
         }
         let Some(job) = job_of(request) else { return Ok(()) };
         let (track, moments) = self.moments(w, job);

@@ -1,0 +1,584 @@
+//! Pools: who holds, who waits, and whether every grant was one that could be made. Followed change by change
+//! from the records and indexes alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use leasehold_core::Name;
+use leasehold_core::codec;
+use leasehold_core::job::record::Class;
+use leasehold_core::pool::record::{Pool, Slot, SlotState};
+use leasehold_core::store::engine::{Change, Effects, Stored};
+use leasehold_core::store::model::Model;
+use leasehold_core::store::{Clock, Score, Version, keys};
+
+use super::facts::Rec;
+use super::{Oracle, Promise, Violation, broken};
+use crate::calls::{CallId, Fate, ItemRef, Ledger};
+
+/// A slot that was granted.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    /// From which change on.
+    pub since: u64,
+    /// Every end that it has had.
+    pub ends: BTreeSet<Score>,
+    /// The change by which it was given back.
+    pub over: Option<u64>,
+    pub told: BTreeSet<CallId>,
+    pub slot: Arc<Slot>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct PoolFacts {
+    pub record: Option<Rec<Pool>>,
+    /// From which change on it was there or not.
+    pub moments: Vec<(u64, bool)>,
+    pub slots: BTreeMap<Name, Rec<Arc<Slot>>>,
+    pub holders: BTreeMap<Name, Score>,
+    pub batch: BTreeMap<Name, Score>,
+    pub waiting: BTreeMap<Class, BTreeMap<Name, Score>>,
+    pub alive: BTreeMap<Class, BTreeMap<Name, Score>>,
+    pub held: BTreeMap<(Name, Version), Held>,
+    /// From which change on each waited.
+    pub began: BTreeMap<(Name, Version), u64>,
+    /// A fault took something of it: its books need not balance any more, and its line may have gaps. Its
+    /// limits are held nevertheless, and nothing comes back.
+    pub disturbed: bool,
+    /// Who could be granted a slot, and since when.
+    could: Option<(Name, Clock)>,
+}
+
+/// Which index of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Holders,
+    Batch,
+    Waiting(Class),
+    Alive(Class),
+}
+
+fn index_of(index: &Name) -> Option<(String, Of)> {
+    let mut parts = index.as_str()?.split('/');
+    let kind = parts.next()?;
+    let pool = keys::pool_of(&Name::from(parts.next()?))?;
+    let class = parts.next().and_then(Class::parse);
+    let of = match (kind, class) {
+        ("holders", None) => Of::Holders,
+        ("batch", None) => Of::Batch,
+        ("waiting", Some(class)) => Of::Waiting(class),
+        ("alive", Some(class)) => Of::Alive(class),
+        _ => return None,
+    };
+    Some((pool, of))
+}
+
+/// The pool of a record, and the slot's member if it is one.
+fn record_of(key: &Name) -> Option<(String, Option<Name>)> {
+    let (prefix, rest) = key.as_str()?.split_once('/')?;
+    match prefix {
+        "pool" => Some((keys::pool_of(&Name::from(rest))?, None)),
+        "slot" => {
+            let (pool, member) = rest.split_once('/')?;
+            Some((keys::pool_of(&Name::from(pool))?, Some(Name::from(member))))
+        }
+        _ => None,
+    }
+}
+
+fn read<T>(stored: &Stored, value: Option<T>) -> Rec<T> {
+    Rec { version: stored.version, at: stored.at, expiry: stored.expiry, value }
+}
+
+fn set(map: &mut BTreeMap<Name, Score>, member: &Name, score: Option<Score>) {
+    match score {
+        Some(score) => map.insert(member.clone(), score),
+        None => map.remove(member),
+    };
+}
+
+fn live(map: &BTreeMap<Name, Score>, clock: Clock) -> usize {
+    map.values().filter(|score| **score > clock).count()
+}
+
+impl PoolFacts {
+    pub fn settings(&self, clock: Clock) -> Option<&Pool> {
+        self.record.as_ref().filter(|r| r.lives(clock))?.value.as_ref().filter(|p| !p.deleted)
+    }
+
+    /// A slot's record, unless it has expired.
+    pub fn slot(&self, member: &Name, clock: Clock) -> Option<&Arc<Slot>> {
+        self.slots.get(member).filter(|r| r.lives(clock))?.value.as_ref()
+    }
+
+    fn line(&self, class: Class) -> impl Iterator<Item = (&Name, Score)> {
+        self.waiting.get(&class).into_iter().flatten().map(|(member, score)| (member, *score))
+    }
+
+    fn is_there(&self, class: Class, member: &Name, clock: Clock) -> bool {
+        self.alive.get(&class).and_then(|a| a.get(member)).is_some_and(|end| *end > clock)
+    }
+
+    fn enter(&mut self, of: Of, member: &Name, score: Option<Score>) {
+        match of {
+            Of::Holders => set(&mut self.holders, member, score),
+            Of::Batch => set(&mut self.batch, member, score),
+            Of::Waiting(class) => set(self.waiting.entry(class).or_default(), member, score),
+            Of::Alive(class) => set(self.alive.entry(class).or_default(), member, score),
+        }
+    }
+
+    fn take(&mut self, slot: Option<&Name>, stored: Option<&Stored>, change: u64) {
+        match slot {
+            None => {
+                self.record = stored.map(|s| read(s, codec::decode::<Pool>(&s.bytes).ok()));
+                let there = self.record.as_ref().is_some_and(|r| r.value.as_ref().is_some_and(|p| !p.deleted));
+                self.moments.push((change, there));
+            }
+            Some(member) => {
+                let record = stored.map(|s| read(s, codec::decode::<Slot>(&s.bytes).ok().map(Arc::new)));
+                match record {
+                    Some(record) => self.slots.insert(member.clone(), record),
+                    None => self.slots.remove(member),
+                };
+            }
+        }
+    }
+
+    /// Units of one slot in an index, with their ends.
+    fn units<'a>(map: &'a BTreeMap<Name, Score>, member: &Name) -> Vec<(Version, u32, Score)> {
+        let prefix = member.join(b"/");
+        let from = map.range::<Name, _>(prefix.clone()..);
+        let of = from.take_while(|(unit, _): &(&'a Name, _)| unit.starts_with(&prefix));
+        of.filter_map(|(unit, score)| keys::holder_of(unit).map(|(_, nonce, n)| (nonce, n, *score))).collect()
+    }
+
+    /// Whether a slot stands where its record says.
+    fn balanced(&self, member: &Name, clock: Clock) -> Result<(), String> {
+        let slot = self.slot(member, clock);
+        let (held, batch) = (PoolFacts::units(&self.holders, member), PoolFacts::units(&self.batch, member));
+        for class in Class::ALL {
+            let place = self.waiting.get(&class).and_then(|w| w.get(member));
+            let deadline = self.alive.get(&class).and_then(|a| a.get(member));
+            let expected = match slot.map(|s| (s.class, s.state)) {
+                Some((own, SlotState::Waiting { since })) if own == class => Some(since),
+                _ => None,
+            };
+            // Whoever is past its deadline may have outlived its record.
+            let forsaken = expected.is_none() && deadline.is_some_and(|d| *d <= clock) && slot.is_none();
+            if !forsaken && (place.copied() != expected || deadline.is_some() != expected.is_some()) {
+                return Err(format!("stands in line {place:?} until {deadline:?}, its record says {slot:?}"));
+            }
+        }
+        let past = |units: &[(Version, u32, Score)]| units.iter().all(|(.., end)| *end <= clock);
+        let Some(slot) = slot.filter(|s| s.state == SlotState::Granted) else {
+            return if past(&held) && past(&batch) { Ok(()) } else { Err("holds what was not granted".into()) };
+        };
+        if past(&held) && past(&batch) {
+            return Ok(());
+        }
+        let end = held.first().map(|u| u.2);
+        let wanted: BTreeSet<(Version, u32)> = (1..=slot.cost).map(|n| (slot.nonce, n)).collect();
+        let has = |units: &[(Version, u32, Score)]| -> BTreeSet<(Version, u32)> {
+            units.iter().filter(|u| u.2 > clock && Some(u.2) == end).map(|u| (u.0, u.1)).collect()
+        };
+        let in_batch = if slot.class == Class::Batch { wanted.clone() } else { BTreeSet::new() };
+        match has(&held) == wanted && has(&batch) == in_batch {
+            true => Ok(()),
+            false => Err(format!("holds {held:?} and of class batch {batch:?}, its record says {slot:?}")),
+        }
+    }
+
+    /// Who could be granted a slot now, if anybody waits who could.
+    fn could_go(&self, clock: Clock) -> Option<Name> {
+        let pool = self.settings(clock)?;
+        for class in Class::ALL {
+            let there = self.line(class).filter(|(member, _)| self.is_there(class, member, clock));
+            let Some((member, _)) = there.min_by_key(|(member, since)| (*since, (*member).clone())) else { continue };
+            let slot = self.slot(member, clock)?;
+            let fits = |map, most: u32| live(map, clock) + slot.cost as usize <= most as usize;
+            let batch = class != Class::Batch || fits(&self.batch, pool.batch_max.unwrap_or(pool.total));
+            return (fits(&self.holders, pool.total) && batch).then(|| member.clone());
+        }
+        None
+    }
+}
+
+/// What one transaction did to one pool.
+#[derive(Debug, Default)]
+struct Moves {
+    records: Vec<(Name, Option<Rec<Arc<Slot>>>)>,
+    /// Units that were entered, moved, or taken out: before and after.
+    units: Vec<(Name, Option<Score>, Option<Score>)>,
+    /// Deadlines of those who left the line.
+    left: BTreeMap<Name, Score>,
+    touched: BTreeSet<Name>,
+    /// As it was.
+    before: PoolFacts,
+}
+
+impl Oracle {
+    /// Takes over and judges what a transaction did to pools.
+    pub(super) fn judge_pools(&mut self, effects: &Effects, clock: Clock, ledger: &Ledger) -> Result<(), Violation> {
+        let mut moves: BTreeMap<String, Moves> = BTreeMap::new();
+        for change in &effects.changes {
+            let (pool, record, of) = match change {
+                Change::Record { key, .. } => match record_of(key) {
+                    Some((pool, member)) => (pool, Some(member), None),
+                    None => continue,
+                },
+                Change::Member { index, .. } => match index_of(index) {
+                    Some((pool, of)) => (pool, None, Some(of)),
+                    None => continue,
+                },
+            };
+            let facts = self.pools.entry(pool.clone()).or_default();
+            let moved = moves.entry(pool).or_insert_with(|| Moves { before: facts.clone(), ..Moves::default() });
+            match change {
+                Change::Record { new, .. } => {
+                    let member = record.flatten();
+                    if let Some(member) = &member {
+                        moved.records.push((member.clone(), facts.slots.get(member).cloned()));
+                        moved.touched.insert(member.clone());
+                    }
+                    facts.take(member.as_ref(), new.as_ref(), self.change);
+                }
+                Change::Member { member, old, new, .. } => {
+                    let Some(of) = of else { continue };
+                    facts.enter(of, member, *new);
+                    let slot = match of {
+                        Of::Holders => {
+                            moved.units.push((member.clone(), *old, *new));
+                            keys::holder_of(member).map(|(slot, ..)| slot)
+                        }
+                        Of::Batch => keys::holder_of(member).map(|(slot, ..)| slot),
+                        Of::Waiting(_) => Some(member.clone()),
+                        Of::Alive(_) => {
+                            if let (Some(old), None) = (old, new) {
+                                moved.left.insert(member.clone(), *old);
+                            }
+                            Some(member.clone())
+                        }
+                    };
+                    moved.touched.extend(slot);
+                }
+            }
+        }
+        for (name, moved) in moves {
+            self.judge_pool(&name, &moved, clock, ledger)?;
+        }
+        Ok(())
+    }
+
+    fn judge_pool(&mut self, name: &str, moved: &Moves, clock: Clock, ledger: &Ledger) -> Result<(), Violation> {
+        let Some(mut facts) = self.pools.remove(name) else { return Ok(()) };
+        let judged = self.judge_moves(name, &mut facts, moved, clock, ledger);
+        self.pools.insert(name.to_owned(), facts);
+        judged
+    }
+
+    fn judge_moves(
+        &self,
+        name: &str,
+        facts: &mut PoolFacts,
+        moved: &Moves,
+        clock: Clock,
+        ledger: &Ledger,
+    ) -> Result<(), Violation> {
+        let mut granted: BTreeSet<(Name, Version)> = BTreeSet::new();
+        let mut over: BTreeSet<Name> = BTreeSet::new();
+        for (member, before) in &moved.records {
+            if before.as_ref().map(|r| r.version) == facts.slots.get(member).map(|r| r.version) {
+                // Only its expiry.
+                continue;
+            }
+            let before = before.as_ref().filter(|r| r.lives(clock)).and_then(|r| r.value.clone());
+            let after = facts.slot(member, clock).cloned();
+            let was = before.as_ref().map(|s| s.state);
+            match after {
+                Some(slot) if slot.state == SlotState::Granted => {
+                    self.judge_slot_grant(name, facts, moved, member, &slot, before.as_deref(), clock, ledger)?;
+                    granted.insert((member.clone(), slot.nonce));
+                }
+                Some(slot) if slot.state == SlotState::Over => {
+                    over.insert(member.clone());
+                    self.judge_over(name, facts, moved, member, before.as_deref(), clock)?;
+                }
+                Some(slot) if was.is_none_or(|was| !matches!(was, SlotState::Waiting { .. })) => {
+                    facts.began.insert((member.clone(), slot.nonce), self.change);
+                }
+                Some(_) => {
+                    let what = format!("pool {name}: {member} began to wait anew while it waited");
+                    return broken(Promise::Priority, what);
+                }
+                None => {
+                    let there = moved.left.get(member).is_some_and(|end| *end > clock);
+                    if there && !facts.disturbed {
+                        let what = format!("pool {name}: {member} was taken out of the line though somebody is there");
+                        return broken(Promise::Priority, what);
+                    }
+                }
+            }
+        }
+        for (unit, old, new) in &moved.units {
+            let Some((member, nonce, _)) = keys::holder_of(unit) else {
+                return broken(Promise::BooksBalance, format!("pool {name}: {unit} is no holder"));
+            };
+            let key = (member.clone(), nonce);
+            match (old, new) {
+                (None, Some(_)) if !granted.contains(&key) => {
+                    let what = format!("pool {name}: {unit} is held again after it had been taken back");
+                    return broken(Promise::SlotNotResurrected, what);
+                }
+                (Some(old), Some(new)) if *old <= clock => {
+                    let what = format!("pool {name}: {unit} had come to its end {old} and is held until {new}");
+                    return broken(Promise::SlotNotResurrected, what);
+                }
+                (Some(old), Some(new)) if new < old => {
+                    return broken(Promise::HonestReplies, format!("pool {name}: {unit} was cut from {old} to {new}"));
+                }
+                (Some(end), None) if *end > clock && !over.contains(&member) => {
+                    let what = format!("pool {name}: {unit} was taken from its holder before its end {end}");
+                    return broken(Promise::BooksBalance, what);
+                }
+                _ => {}
+            }
+            if let (Some(held), Some(end)) = (facts.held.get_mut(&key), new) {
+                held.ends.insert(*end);
+            }
+        }
+        for member in &over {
+            for ((slot, _), held) in facts.held.range_mut((member.clone(), Version(0))..) {
+                if slot != member {
+                    break;
+                }
+                held.over.get_or_insert(self.change);
+            }
+        }
+        if !facts.disturbed {
+            for member in &moved.touched {
+                if let Err(what) = facts.balanced(member, clock) {
+                    return broken(Promise::BooksBalance, format!("pool {name}: {member} {what}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn judge_slot_grant(
+        &self,
+        name: &str,
+        facts: &mut PoolFacts,
+        moved: &Moves,
+        member: &Name,
+        slot: &Arc<Slot>,
+        before: Option<&Slot>,
+        clock: Clock,
+        ledger: &Ledger,
+    ) -> Result<(), Violation> {
+        let key = (member.clone(), slot.nonce);
+        if facts.held.contains_key(&key) && !self.rewound {
+            let what = format!("pool {name}: {member} was granted a second time: {slot:?}");
+            return broken(Promise::SlotNotResurrected, what);
+        }
+        // limit-held: by what is held at this instant, and by the settings of this instant.
+        let Some(pool) = facts.settings(clock) else {
+            return broken(Promise::LimitHeld, format!("pool {name}: {member} was granted, but there is no pool"));
+        };
+        let (held, batch) = (live(&facts.holders, clock), live(&facts.batch, clock));
+        let most = pool.batch_max.unwrap_or(pool.total).min(pool.total) as usize;
+        if held > pool.total as usize || slot.class == Class::Batch && batch > most {
+            let what = format!("{held} held, {batch} of them by class batch, after {slot:?} was granted of {pool:?}");
+            return broken(Promise::LimitHeld, format!("pool {name}: {what}"));
+        }
+        // priority: whoever is there comes first, by class, then by time.
+        let mut waited = None;
+        if let Some(before) = before {
+            match before.state {
+                SlotState::Waiting { since } => waited = Some((since, member)),
+                SlotState::Granted if PoolFacts::units(&moved.before.holders, member).iter().any(|u| u.2 > clock) => {
+                    let what = format!("pool {name}: {member} was granted while it was held");
+                    return broken(Promise::SlotNotResurrected, what);
+                }
+                SlotState::Granted | SlotState::Over => {}
+            }
+            let same = (before.nonce, before.class, before.cost) == (slot.nonce, slot.class, slot.cost);
+            if waited.is_some() && !same {
+                return broken(Promise::BooksBalance, format!("pool {name}: {before:?} became {slot:?}"));
+            }
+        }
+        if !facts.disturbed {
+            for class in Class::ALL.into_iter().filter(|c| *c <= slot.class) {
+                let first = moved.before.line(class).find(|(other, since)| {
+                    let earlier = class < slot.class || waited.is_none_or(|mine| (*since, *other) < mine);
+                    *other != member && earlier && moved.before.is_there(class, other, clock)
+                });
+                if let Some((other, since)) = first {
+                    let what = format!("{member} ({waited:?}) was granted while {other} waits since {since}");
+                    return broken(Promise::Priority, format!("pool {name}: {what}"));
+                }
+            }
+            let end = clock.saturating_add(slot.lease_ms.saturating_mul(1_000));
+            if PoolFacts::units(&facts.holders, member).iter().any(|u| u.0 == slot.nonce && u.2 != end) {
+                return broken(Promise::HonestReplies, format!("pool {name}: {member} was not granted for its length"));
+            }
+        }
+        // honest-replies: what was refused for certain has no effect any more.
+        let by = slot.holder.as_deref().and_then(ItemRef::find);
+        if let Some(by) = by.filter(|by| unnamed(ledger, *by) && !self.rewound)
+            && matches!(ledger.item(by).map(|i| i.fate), Some(Fate::Refused(_)))
+        {
+            let what = format!("pool {name}: {member} was granted to call {} after it was refused", by.call);
+            return broken(Promise::HonestReplies, what);
+        }
+        let end = PoolFacts::units(&facts.holders, member).iter().map(|u| u.2).max();
+        let held = Held {
+            since: self.change,
+            ends: end.into_iter().collect(),
+            over: None,
+            told: BTreeSet::new(),
+            slot: slot.clone(),
+        };
+        facts.held.insert(key, held);
+        Ok(())
+    }
+
+    fn judge_over(
+        &self,
+        name: &str,
+        facts: &PoolFacts,
+        moved: &Moves,
+        member: &Name,
+        before: Option<&Slot>,
+        clock: Clock,
+    ) -> Result<(), Violation> {
+        let Some(before) = before else { return Ok(()) };
+        let was_live = PoolFacts::units(&moved.before.holders, member).iter().any(|u| u.2 > clock);
+        let told = facts.held.get(&(member.clone(), before.nonce)).is_some_and(|held| !held.told.is_empty());
+        if before.state != SlotState::Granted || !was_live || !told || facts.disturbed || self.rewound {
+            return Ok(());
+        }
+        let asked = self.releases.iter().any(|(pool, slot, nonce)| {
+            pool == name && slot == member && nonce.is_none_or(|nonce| nonce == before.nonce)
+        });
+        if !asked {
+            return broken(Promise::HonestReplies, format!("pool {name}: {member} was given back, but nobody asked"));
+        }
+        Ok(())
+    }
+
+    /// Everything about pools, by what the store has.
+    pub(super) fn full_pools(&self, model: &Model) -> Result<(), Violation> {
+        let clock = model.clock();
+        for (name, facts) in self.pools.iter().filter(|(_, facts)| !facts.disturbed) {
+            let mut members: BTreeSet<Name> = facts.slots.keys().cloned().collect();
+            members.extend(facts.waiting.values().chain(facts.alive.values()).flat_map(|m| m.keys().cloned()));
+            let units = facts.holders.keys().chain(facts.batch.keys());
+            members.extend(units.filter_map(keys::holder_of).map(|(slot, ..)| slot));
+            for member in members {
+                if let Err(what) = facts.balanced(&member, clock) {
+                    return broken(Promise::BooksBalance, format!("pool {name}: {member} {what}"));
+                }
+            }
+            let has = |index: Name| model.books().get(&index).map_or(0, leasehold_core::store::index::Index::len);
+            if has(keys::holders(name)) as usize != facts.holders.len() {
+                return broken(Promise::BooksBalance, format!("pool {name}: the oracle has lost count of its holders"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A fault took a record or an entry of a pool.
+    pub(super) fn disturb_pool(&mut self, key: &Name, member: Option<&Name>) {
+        let change = self.change;
+        match (member, record_of(key), index_of(key)) {
+            (None, Some((pool, slot)), _) => {
+                let facts = self.pools.entry(pool).or_default();
+                // Nothing but grants depends on the settings.
+                facts.disturbed |= slot.is_some();
+                facts.take(slot.as_ref(), None, change);
+            }
+            (Some(member), _, Some((pool, of))) => {
+                let facts = self.pools.entry(pool).or_default();
+                facts.enter(of, member, None);
+                facts.disturbed = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// The store forgot its newest commits: everything is read anew.
+    pub(super) fn rebuild_pools(&mut self, model: &Model) {
+        let change = self.change;
+        for facts in self.pools.values_mut() {
+            let (moments, held) = (std::mem::take(&mut facts.moments), std::mem::take(&mut facts.held));
+            *facts = PoolFacts { moments, held, disturbed: facts.disturbed, ..PoolFacts::default() };
+        }
+        for (key, stored) in model.records(b"") {
+            let Some((pool, slot)) = record_of(key) else { continue };
+            self.pools.entry(pool).or_default().take(slot.as_ref(), Some(stored), change);
+        }
+        for (index, members) in model.books().iter() {
+            let Some((pool, of)) = index_of(index) else { continue };
+            let facts = self.pools.entry(pool).or_default();
+            members.iter().for_each(|(member, score)| facts.enter(of, member, Some(score)));
+        }
+        for facts in self.pools.values_mut() {
+            if facts.record.is_none() {
+                facts.moments.push((change, false));
+            }
+        }
+    }
+
+    /// What is left of the slot that a call asked for which nobody can name but itself.
+    pub fn left_by(&self, call: CallId, clock: Clock) -> Option<String> {
+        let pools = self.pools.iter().filter(|(_, facts)| !facts.disturbed);
+        let mut slots = pools.flat_map(|(name, facts)| facts.slots.keys().map(move |member| (name, facts, member)));
+        slots.find_map(|(name, facts, member)| {
+            let slot = facts.slot(member, clock).filter(|slot| slot.state != SlotState::Over)?;
+            let by = slot.holder.as_deref().and_then(ItemRef::find);
+            let live = PoolFacts::units(&facts.holders, member).iter().any(|u| u.2 > clock)
+                || facts.is_there(slot.class, member, clock);
+            (by?.call == call && live).then(|| format!("pool {name}: {member} is left of call {call}: {slot:?}"))
+        })
+    }
+
+    // --- what the world asks ------------------------------------------------------------------
+
+    /// Somebody who waits though a slot is there for it, for longer than that.
+    pub fn idle_slot(&mut self, clock: Clock, within: u64) -> Option<String> {
+        for (name, facts) in self.pools.iter_mut().filter(|(_, facts)| !facts.disturbed) {
+            let could = facts.could_go(clock);
+            match (&facts.could, could) {
+                (Some((member, since)), Some(now)) if *member == now => {
+                    if clock.saturating_sub(*since) > within {
+                        return Some(format!("pool {name}: {member} could have a slot and waits"));
+                    }
+                }
+                (_, now) => facts.could = now.map(|member| (member, clock)),
+            }
+        }
+        None
+    }
+
+    /// Slots that are held or waited for although all users have gone.
+    pub fn left_in_pools(&self, clock: Clock) -> Vec<String> {
+        let mut left = Vec::new();
+        for (name, facts) in &self.pools {
+            let held = facts.holders.iter().filter(|(_, end)| **end > clock);
+            left.extend(held.map(|(unit, _)| format!("pool {name}: {unit} is held")));
+            for class in Class::ALL {
+                let there = facts.line(class).filter(|(member, _)| facts.is_there(class, member, clock));
+                left.extend(there.map(|(member, _)| format!("pool {name}: {member} waits")));
+            }
+        }
+        left
+    }
+}
+
+/// Whether the slot that a call asked for has a name of the server's, which nobody else knows.
+pub(super) fn unnamed(ledger: &Ledger, by: ItemRef) -> bool {
+    use leasehold_core::Request;
+    matches!(ledger.request(by), Some(Request::Acquire(asked)) if asked.slot.is_none())
+}
