@@ -24,6 +24,7 @@ impl std::fmt::Display for Lane {
             Lane::Caller(Caller::Client(n)) => write!(f, "client{n}"),
             Lane::Caller(Caller::Owner(n)) => write!(f, "owner{n}"),
             Lane::Caller(Caller::Worker(n)) => write!(f, "worker{n}"),
+            Lane::Caller(Caller::User(n)) => write!(f, "user{n}"),
             Lane::Caller(Caller::Operator) => f.write_str("operator"),
             Lane::Caller(Caller::Auditor) => f.write_str("auditor"),
             Lane::Caller(Caller::Script) => f.write_str("script"),
