@@ -60,7 +60,8 @@ impl Servers {
     }
 
     fn slot(&self, n: usize) -> String {
-        let answer = self.acquire(n, json!({}));
+        // A server that has just started gives nobody the room of what has lapsed.
+        let answer = self.acquire(n, json!({"wait_ms": 20_000}));
         assert_eq!(answer.status, 201, "{}", answer.text());
         answer.header("location").unwrap().to_owned()
     }
