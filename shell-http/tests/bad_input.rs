@@ -125,7 +125,6 @@ fn each_wrong_request_is_answered_with_what_is_wrong() {
         ),
         ("POST", "/v1/queues/q/purge".into(), r#"{"status":"some"}"#.into(), 422, "invalid_field", "status"),
         ("GET", "/v1/nothing".into(), "".into(), 404, "unknown_path", ""),
-        ("GET", "/v1/pools".into(), "".into(), 404, "unknown_path", ""),
         ("GET", "/v1/queues/%zz".into(), "".into(), 404, "unknown_path", ""),
         ("PATCH", "/v1/jobs".into(), "".into(), 405, "wrong_method", ""),
         ("GET", "/v1/claims".into(), "".into(), 405, "wrong_method", ""),
