@@ -156,10 +156,11 @@ impl World {
             wait_ms: want.wait_ms,
         }));
         let mut patience = want.wait_ms * MILLI + 7 * SECOND;
-        let vanish = self.setup.manners.vanish * 3;
+        // What a slot without a name leaves behind nobody can give back.
+        let vanish = self.setup.manners.vanish * if want.name.is_none() { 8 } else { 3 };
         if self.slips(u, vanish) {
             // In the very moment of the grant, or while it waits.
-            let most = *self.choices.pick(Topic::Slip.of(u), &[3 * SECOND, 5 * MILLI]);
+            let most = *self.choices.pick(Topic::Slip.of(u), &[3 * SECOND, 3 * MILLI]);
             patience = self.choices.between(Topic::Slip.of(u), MILLI, most);
         }
         self.users[u].want = Some(want);

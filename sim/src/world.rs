@@ -401,7 +401,7 @@ impl World {
     /// slot-not-resurrected: who hung up has left nothing, where nothing else went wrong.
     fn left_behind(&mut self) {
         let clock = self.store.tick(self.now);
-        let within = leasehold_core::limits::REQUEST_MS * MILLI;
+        let within = SECOND;
         let due = self.hung_up.iter().position(|(_, at)| at + within > self.now).unwrap_or(self.hung_up.len());
         for (call, _) in self.hung_up.drain(..due).collect::<Vec<_>>() {
             let found = self.ledger.get(call).map(|c| (c.replica, c.arrived.map(|(_, epoch)| epoch)));
