@@ -8,11 +8,11 @@ mod support;
 
 use leasehold_core::group::record::{GroupStatus, Mode};
 use leasehold_core::ids::GroupId;
-use leasehold_core::job::record::{ChildOutcome, ErrorInfo, Status};
+use leasehold_core::job::record::{ChildOutcome, Class, ErrorInfo, Status};
 use leasehold_core::opaque::Content;
 use leasehold_core::request::{ChildState, ChildView, Complete, CreateGroup, Fail, GroupView, Held, Leased, Submit};
 use leasehold_core::store::keys;
-use leasehold_core::{Failure, Input, JobId, Request, Response, StoreOp};
+use leasehold_core::{Failure, Input, JobId, Name, Request, Response, StoreOp};
 use support::World;
 
 const T: &str = "default";
@@ -357,42 +357,42 @@ fn bad_groups_are_refused_whole() {
     assert!(w.store.records(b"job/").next().is_none());
 }
 
+fn lose(w: &mut World, index: Name, member: Name) {
+    assert!(w.store.drop_member(&index, &member), "{member} stands in {index}");
+}
+
 /// What a store may lose, and what the group must still come to.
 #[test]
 fn whatever_the_books_lose_the_group_ends() {
     type Damage = fn(&mut World, GroupId);
-    fn drop(w: &mut World, index: leasehold_core::Name, member: leasehold_core::Name) {
-        assert!(w.store.drop_member(&index, &member), "{member} stands in {index}");
-    }
-    use leasehold_core::job::record::Class;
     let kinds: [(&str, Damage); 12] = [
-        ("mark's entry", |w, g| drop(w, keys::GROUPS_DUE, keys::group_member(g))),
+        ("mark's entry", |w, g| lose(w, keys::GROUPS_DUE, keys::group_member(g))),
         ("mark and entry", |w, g| {
-            drop(w, keys::GROUPS_DUE, keys::group_member(g));
+            lose(w, keys::GROUPS_DUE, keys::group_member(g));
             assert!(w.store.evict(&keys::mark(g)));
         }),
         ("mark's record", |w, g| assert!(w.store.evict(&keys::mark(g)))),
-        ("held entry", |w, g| drop(w, keys::held(g), keys::member(g.child(5)))),
+        ("held entry", |w, g| lose(w, keys::held(g), keys::member(g.child(5)))),
         ("held status", |w, g| {
             let index = keys::status(T, "q", Class::System, Status::Held);
-            drop(w, index, keys::member(g.child(5)));
+            lose(w, index, keys::member(g.child(5)));
         }),
         ("both of held", |w, g| {
             let index = keys::status(T, "q", Class::System, Status::Held);
-            drop(w, index, keys::member(g.child(5)));
-            drop(w, keys::held(g), keys::member(g.child(5)));
+            lose(w, index, keys::member(g.child(5)));
+            lose(w, keys::held(g), keys::member(g.child(5)));
         }),
-        ("released entry", |w, g| drop(w, keys::released(g), keys::member(g.child(2)))),
+        ("released entry", |w, g| lose(w, keys::released(g), keys::member(g.child(2)))),
         ("running status", |w, g| {
             let index = keys::status(T, "q", Class::System, Status::Running);
-            drop(w, index, keys::member(g.child(2)));
+            lose(w, index, keys::member(g.child(2)));
         }),
-        ("done entry", |w, g| drop(w, keys::done(g, ChildOutcome::Succeeded), keys::member(g.child(0)))),
+        ("done entry", |w, g| lose(w, keys::done(g, ChildOutcome::Succeeded), keys::member(g.child(0)))),
         ("held child", |w, g| assert!(w.store.evict(&keys::job(g.child(5))))),
         ("ended child", |w, g| assert!(w.store.evict(&keys::job(g.child(0))))),
         ("ended child's place", |w, g| {
             let index = keys::status(T, "q", Class::System, Status::Succeeded);
-            drop(w, index, keys::member(g.child(0)));
+            lose(w, index, keys::member(g.child(0)));
         }),
     ];
     for (name, damage) in kinds {
@@ -429,6 +429,30 @@ fn whatever_the_books_lose_the_group_ends() {
         assert_eq!(view.counts.done(), 8, "{name}: {view:?}");
         assert_eq!(finalized(&mut w), 1, "{name}");
     }
+}
+
+#[test]
+fn a_running_child_that_lost_its_places_is_not_released_again() {
+    let config = leasehold_core::Config { scrub_ms: 100, ..Default::default() };
+    let mut w = World::with(2, config);
+    let id = create(&mut w, asked(3, 1));
+    let first = w.claim(0, "w", "q", 1, None);
+    lose(&mut w, keys::released(id), keys::member(id.child(0)));
+    lose(&mut w, keys::status(T, "q", Class::System, Status::Running), keys::member(id.child(0)));
+    for now in (1_000..20_000).step_by(1_000) {
+        w.to(now);
+        let others = w.claim(1, "other", "q", 5, None);
+        assert!(others.iter().all(|job| job.id != id.child(0)), "at {now}: leased again under a lease");
+        others.iter().for_each(|job| complete(&mut w, 1, job));
+    }
+    complete(&mut w, 0, &first[0]);
+    for now in [21_000, 22_000, 23_000] {
+        w.to(now);
+        for job in w.claim(1, "other", "q", 5, None) {
+            complete(&mut w, 1, &job);
+        }
+    }
+    assert_eq!(group(&mut w, 0, id).counts.succeeded, 3);
 }
 
 #[test]

@@ -420,6 +420,8 @@ pub(super) fn mend_job(
     let waits = |score: Score| add(keys::DUE, &member, ScoreAt::Number(score));
     match stands {
         None => {
+            // one-live-lease: whoever has a lease runs, whether its group knows that it was released or not.
+            let held = held && granted.is_none();
             let status = if held { Status::Held } else { derived(job, granted.is_some(), clock) };
             let more = match status {
                 Status::Held => id
