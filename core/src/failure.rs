@@ -29,6 +29,10 @@ pub enum Failure {
     PoolFull { position: u64, estimated_wait_ms: u64, retry_after_ms: u64 },
     /// The slot's time had come, or it was given back: stop what it was held for.
     SlotLost,
+    /// The work must stay on the premises, and none of the queue's routes leads to an upstream there.
+    NoPlacement,
+    /// There is no such upstream in this server's configuration.
+    UnknownUpstream,
     /// There is no such queue.
     UnknownQueue,
     /// The idempotency key is not bound to anything.
@@ -84,6 +88,8 @@ impl Failure {
             Failure::PoolInUse => "pool_in_use",
             Failure::PoolFull { .. } => "pool_full",
             Failure::SlotLost => "slot_lost",
+            Failure::NoPlacement => "no_placement",
+            Failure::UnknownUpstream => "unknown_upstream",
             Failure::UnknownQueue => "unknown_queue",
             Failure::UnknownKey => "unknown_key",
             Failure::BadCursor => "bad_cursor",

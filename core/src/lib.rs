@@ -7,7 +7,8 @@
 //! same `(now, input)` give the same outputs, bit for bit.
 //!
 //! Reading order: [`store`] (the port: what a store is asked), [`job`] (what is stored of a job and
-//! every operation on it as guarded transactions), [`group`] (a parent and its children), [`pool`] (shared capacity), [`replica`] (who runs which operation when),
+//! every operation on it as guarded transactions), [`group`] (a parent and its children), [`pool`] (shared capacity), [`dispatch`]
+//! (jobs that servers run by calling upstreams), [`replica`] (who runs which operation when),
 //! [`request`] and [`failure`] (what clients say and hear), [`limits`].
 //!
 //! **The core never reads a clock, draws system randomness, or does I/O**; the crate is `no_std`, so
@@ -20,6 +21,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod codec;
+pub mod dispatch;
 pub mod event;
 pub mod failure;
 pub mod group;

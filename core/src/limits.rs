@@ -145,6 +145,17 @@ pub const POOL_CACHE: usize = 1_024;
 /// Holders of a pool that are shown.
 pub const HOLDERS_SHOWN: usize = 100;
 
+// --- upstreams ------------------------------------------------------------------------------
+
+/// Upstreams that one request for jobs may name.
+pub const DISPATCH_UPSTREAMS: usize = 32;
+/// Heads of one queue and class that are looked at at once.
+pub const DISPATCH_HEADS: usize = 32;
+/// The longest hold that an upstream may ask for.
+pub const HOLD_MS_MAX: u64 = 24 * 3_600_000;
+/// A hold is forgotten so long after its time, although no call has succeeded.
+pub const HOLD_KEPT: u64 = 60 * MINUTE;
+
 // --- the replica ----------------------------------------------------------------------------
 
 /// Requests in work at once; those that end an attempt may use as many again.

@@ -143,6 +143,17 @@ pub enum Request {
         pool: String,
         slot: SlotId,
     },
+    /// Jobs for this server to run by calling upstreams, as many as there are slots for; waits up to `wait_ms`
+    /// for the first.
+    Dispatch(Box<Dispatch>),
+    /// An upstream takes no calls for a while.
+    HoldUpstream(HoldUpstream),
+    /// An upstream has answered: its hold is over if its time has come.
+    FreeUpstream {
+        upstream: String,
+    },
+    /// Which upstreams are on hold.
+    Upstreams,
     /// A page of the check of the whole store; from the beginning without a cursor. With `repair`, what
     /// can be derived is put right.
     Audit {
@@ -283,6 +294,30 @@ impl core::fmt::Display for SlotId {
     }
 }
 
+/// Jobs that a server wants to run itself. Each one comes with a slot of its upstream's pool, which it has for
+/// as long as its lease: a heartbeat extends both, and whatever ends the attempt gives the slot back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dispatch {
+    /// What this server calls itself; shown as the worker.
+    pub worker: String,
+    /// Tenant and name of each, in order; 1 to 32.
+    pub queues: Vec<(String, String)>,
+    /// Configured upstreams that may be called now, by name; 1 to 32. A job goes to the one that has most room.
+    pub upstreams: Vec<String>,
+    /// Jobs at most, 1 to 1,000.
+    pub max: usize,
+    pub wait_ms: u64,
+}
+
+/// An upstream asked to be left alone, as by a 429 with `Retry-After`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldUpstream {
+    pub upstream: String,
+    /// No replica dispatches anything to it for so long, and then one job at a time until a call has succeeded.
+    /// Ask for this first, then release the job that it was called for.
+    pub for_ms: u64,
+}
+
 /// When a job may start. A time in the past counts as now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Start {
@@ -412,6 +447,14 @@ pub enum Response {
         expires_at: Clock,
     },
     SlotReleased,
+    Dispatched(Vec<Dispatched>),
+    /// The hold's end by the store's clock; later than asked for if it was so before.
+    UpstreamHeld {
+        until: Clock,
+    },
+    UpstreamFreed,
+    /// Those that are configured, in order.
+    Upstreams(Vec<UpstreamView>),
     Audited(Audited),
     Inspected(Inspected),
     Ready,
@@ -611,6 +654,30 @@ pub struct Leased {
     pub lease_expires_at: Clock,
     pub traceparent: Option<String>,
     pub metadata: Option<Opaque>,
+}
+
+/// One job that this server is to run now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dispatched {
+    pub tenant: String,
+    pub job: Leased,
+    /// Which of the upstreams is to be called.
+    pub upstream: String,
+    /// It must not go anywhere else but to an upstream on the premises, as this one is.
+    pub on_prem: bool,
+    /// The one call that tells whether the upstream takes calls again.
+    pub probe: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpstreamView {
+    pub name: String,
+    /// On hold until then by the store's clock; past: until a call succeeds.
+    pub held_until: Option<Clock>,
+    /// A call is under way that tells.
+    pub probing: bool,
+    /// The store's clock at which this was read.
+    pub at: Clock,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -115,6 +115,15 @@ pub fn of_failure(failure: &Failure) -> Row {
             "The slot is lost",
             "Its time had come, or it was given back. Stop what it was held for; nothing was changed.",
         ),
+        Failure::NoPlacement => row(
+            S::UNPROCESSABLE_ENTITY,
+            "Nowhere to run it",
+            "The work must stay on the premises (`on_prem`), and none of the routes of its queue leads to an upstream \
+             there. Nothing was created.",
+        ),
+        Failure::UnknownUpstream => {
+            row(S::NOT_FOUND, "No such upstream", "This server's configuration names no upstream so.")
+        }
         Failure::UnknownKey => row(S::NOT_FOUND, "No such key", "Nothing is bound to this idempotency key."),
         Failure::BadCursor => {
             row(S::UNPROCESSABLE_ENTITY, "Not a cursor", "Give the `next` of an earlier answer to the same question.")
@@ -413,6 +422,8 @@ mod tests {
             Failure::UnknownPool,
             Failure::PoolInUse,
             Failure::SlotLost,
+            Failure::NoPlacement,
+            Failure::UnknownUpstream,
             Failure::PoolFull { position: 3, estimated_wait_ms: 7, retry_after_ms },
             Failure::BadCursor,
             Failure::KeyReused,

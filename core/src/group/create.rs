@@ -11,6 +11,7 @@ use super::look::Look;
 use super::record::{Group, Mode};
 use super::{of, view};
 use crate::codec;
+use crate::dispatch::Routing;
 use crate::event::Kind;
 use crate::failure::Failure;
 use crate::ids::GroupId;
@@ -113,11 +114,20 @@ impl Create {
         opaque::hash(&codec::encode(&parts))
     }
 
+    /// Whether each child can be run by one of the queue's routes.
+    fn can_place(&self, routing: &Routing) -> bool {
+        let common = &self.asked.common;
+        let on_prem = common.on_prem || routing.keeps(&common.tenant) || self.asked.children.iter().any(|c| c.on_prem);
+        routing.can_place(&common.tenant, &common.queue, on_prem)
+    }
+
     fn commit(&mut self, cx: &mut Cx<'_>) -> Next {
         let own = cx.make.version();
         let id = cx.make.group_id(cx.clock);
         let a = &self.asked;
         let common = &a.common;
+        let mut policy = submit::policy(common, &Policy::standard(cx.config.retention_ms));
+        policy.on_prem |= cx.config.routing.keeps(&common.tenant);
         let open_ms = a.open_timeout_ms.unwrap_or(limits::OPEN_TIMEOUT_MS).saturating_mul(limits::MILLI);
         let group = Group {
             tenant: common.tenant.clone(),
@@ -125,7 +135,7 @@ impl Create {
             class: common.class,
             mode: a.mode,
             max_parallel: a.max_parallel.map(|n| n.min(limits::CHILDREN_MAX.into()) as u32),
-            policy: submit::policy(common, &Policy::standard(cx.config.retention_ms)),
+            policy,
             traceparent: common.traceparent.clone(),
             key: common.key.clone().map(|key| (key, own)),
             created: cx.clock,
@@ -208,6 +218,9 @@ impl Operation for Create {
     fn start(&mut self, cx: &mut Cx<'_>) -> Next {
         self.over = None;
         self.lookup = None;
+        if !self.can_place(&cx.config.routing) {
+            return Next::fail(Failure::NoPlacement);
+        }
         if !cx.fresh {
             return Next::Read(Read::default());
         }
@@ -347,6 +360,10 @@ impl Operation for Extend {
         }
         if group.sealed || group.stopped.is_some() || group.end.is_some() {
             return Next::fail(Failure::NotOpen);
+        }
+        let on_prem = group.policy.on_prem || self.children.iter().any(|c| c.on_prem);
+        if !cx.config.routing.can_place(&group.tenant, &group.queue, on_prem) {
+            return Next::fail(Failure::NoPlacement);
         }
         let own = cx.make.version();
         let mut next = group.after(version);

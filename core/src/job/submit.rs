@@ -78,7 +78,8 @@ impl Submit {
         let own = cx.make.version();
         let id = cx.make.job_id(cx.clock);
         let a = &self.asked;
-        let policy = policy(a, &Policy::standard(cx.config.retention_ms));
+        let mut policy = policy(a, &Policy::standard(cx.config.retention_ms));
+        policy.on_prem |= cx.config.routing.keeps(&a.tenant);
         let (due, score) = match a.start {
             // no-early-run: the replica's view of the clock may be ahead by what its own was stepped.
             Start::At(at) if at > cx.clock.saturating_sub(limits::CLOCK_FRESH_MS * limits::MILLI) => {
@@ -201,6 +202,10 @@ pub(crate) fn known(tenant: &str, queue: &str) -> Write {
 impl Operation for Submit {
     fn start(&mut self, cx: &mut Cx<'_>) -> Next {
         self.over = None;
+        let (a, routing) = (&self.asked, &cx.config.routing);
+        if !routing.can_place(&a.tenant, &a.queue, a.on_prem || routing.keeps(&a.tenant)) {
+            return Next::fail(Failure::NoPlacement);
+        }
         if !cx.fresh {
             self.stage = Stage::Clock;
             return Next::Read(Read::default());

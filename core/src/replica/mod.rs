@@ -16,6 +16,7 @@ use alloc::vec::Vec;
 pub(crate) use op::Op;
 pub use step::Replica;
 
+use crate::dispatch::Routing;
 use crate::name::Name;
 use crate::request::{Outcome, Request, RequestId};
 use crate::store::{Commit, CommitReply, Read, Snapshot, StoreError};
@@ -142,6 +143,8 @@ pub struct Config {
     pub lease_ms: u64,
     /// The shard served; this release has only 0.
     pub shard: u8,
+    /// Upstreams and routes.
+    pub routing: Routing,
 }
 
 impl Default for Config {
@@ -158,6 +161,7 @@ impl Default for Config {
             retention_ms: l::RETENTION_MS,
             lease_ms: l::LEASE_MS,
             shard: crate::ids::SHARD,
+            routing: Routing::default(),
         }
     }
 }

@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::task::{Cx, Next, Operation};
+use crate::dispatch;
 use crate::failure::Failure;
 use crate::group;
 use crate::job::audit::Audit;
@@ -22,7 +23,7 @@ use crate::job::scrub::Scrub;
 use crate::job::submit::Submit;
 use crate::job::sweep::{Deadlines, Names};
 use crate::pool;
-use crate::request::Request;
+use crate::request::{Request, Response};
 use crate::store::{Answer, Clock, Snapshot};
 
 /// Every operation.
@@ -58,6 +59,8 @@ pub(crate) enum Op {
     Release(Box<pool::Release>),
     Pools(Box<pool::Tidy>),
     CheckPools(Box<pool::Check>),
+    Hold(Box<dispatch::Change>),
+    Holds(dispatch::Holds),
     Deadlines(Box<Deadlines>),
     Names(Box<Names>),
     Scrub(Box<Scrub>),
@@ -116,6 +119,12 @@ impl Op {
             Request::ReleaseSlot { tenant, pool, slot } => {
                 Op::Release(Box::new(pool::Release::new(tenant, pool, slot)?))
             }
+            Request::Dispatch(_) => return Err(Failure::UnknownUpstream),
+            Request::HoldUpstream(asked) => Op::Hold(Box::new(dispatch::Change::hold(asked)?)),
+            Request::FreeUpstream { upstream } => {
+                Op::Hold(Box::new(dispatch::Change::free(upstream, Response::UpstreamFreed)))
+            }
+            Request::Upstreams => Op::Holds(dispatch::Holds),
             Request::Audit { cursor: Some(cursor), repair } if pool::Check::is_own(&cursor) => {
                 Op::CheckPools(Box::new(pool::Check::new(&cursor, repair)?))
             }
@@ -160,6 +169,8 @@ impl Op {
             Op::Release(op) => &mut **op,
             Op::Pools(op) => &mut **op,
             Op::CheckPools(op) => &mut **op,
+            Op::Hold(op) => &mut **op,
+            Op::Holds(op) => op,
             Op::Deadlines(op) => &mut **op,
             Op::Names(op) => &mut **op,
             Op::Scrub(op) => &mut **op,
@@ -202,6 +213,7 @@ pub(crate) fn drains(request: &Request) -> bool {
     match request {
         Request::Heartbeat(_) | Request::Complete(_) | Request::Fail(_) | Request::Release(_) | Request::Drain => true,
         Request::RefreshSlot { .. } | Request::ReleaseSlot { .. } => true,
+        Request::HoldUpstream(_) | Request::FreeUpstream { .. } => true,
         Request::Batch(items) => items.iter().all(drains),
         _ => false,
     }
@@ -210,4 +222,5 @@ pub(crate) fn drains(request: &Request) -> bool {
 /// Whether a request may wait long, and so is one of a bounded number.
 pub(crate) fn polls(request: &Request) -> bool {
     matches!(request, Request::Claim(_) | Request::Events { .. } | Request::Group { .. } | Request::Acquire(_))
+        || matches!(request, Request::Dispatch(_))
 }

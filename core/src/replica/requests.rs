@@ -50,7 +50,7 @@ impl Replica {
         if self.breaker.open() {
             return Err(Failure::StoreUnavailable { retry_after_ms });
         }
-        if self.stats.draining && matches!(request, Request::Claim(_) | Request::Acquire(_)) {
+        if self.stats.draining && matches!(request, Request::Claim(_) | Request::Acquire(_) | Request::Dispatch(_)) {
             return Err(Failure::Draining { retry_after_ms });
         }
         let n = match request {

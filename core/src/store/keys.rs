@@ -286,6 +286,28 @@ pub fn line(topic_pool: &Name, class: Class) -> Name {
     topic_pool.join(b"/").join(class.text().as_bytes())
 }
 
+/// Record: an upstream that takes no calls.
+pub fn hold(upstream: &str) -> Name {
+    path("hold", &[upstream])
+}
+
+/// Index: the job, with its grant, that is tried on an upstream after a hold @ end of its lease. At most one.
+pub fn probe(upstream: &str) -> Name {
+    path("probe", &[upstream])
+}
+
+/// Topic: an upstream's hold began or is over.
+pub fn topic_upstream(upstream: &str) -> Name {
+    hold(upstream)
+}
+
+/// The members of `holders` and `probe` that stand for a job under one lease, one for each unit of its cost.
+/// They cannot meet those of slots, which have a tenant before the name.
+pub fn job_members(job: JobId, lease: Version, cost: u32) -> impl Iterator<Item = Name> {
+    let job = member(job);
+    (1..=cost).map(move |n| Name::from(alloc::format!("{job}/{:016x}/{n}", lease.0)))
+}
+
 /// Topic: something became claimable in the queue.
 pub fn topic_queue(tenant: &str, queue: &str) -> Name {
     path("q", &[tenant, queue])

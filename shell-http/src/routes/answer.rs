@@ -108,6 +108,10 @@ pub fn answer(answer: Answer) -> Response {
             object.time("expires_at", expires_at);
             object.end();
         }
+        // The server asks for these itself, and no call of the contract does.
+        Answer::Dispatched(_) | Answer::UpstreamHeld { .. } | Answer::UpstreamFreed | Answer::Upstreams(_) => {
+            return body::no_content();
+        }
         Answer::Audited(page) => store::audited(&mut out, &page),
         Answer::Inspected(seen) => store::inspected(&mut out, &seen),
         Answer::Ready => out.extend_from_slice(b"{\"status\":\"ready\"}"),
