@@ -123,7 +123,7 @@ fn kept_records_are_read() {
         queue: "mail".into(),
         class: Class::Interactive,
         length_ms: 30_000,
-        explicit: true,
+        terms: leasehold_core::job::record::Terms::Asked,
     };
     let progress = ProgressRecord { lease: Version(9), seq: Some(3), value: b"0.5".to_vec() };
     let key = |owner| KeyRecord { owner, fingerprint: 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef };

@@ -85,7 +85,7 @@ pub(crate) fn end(running: Running<'_>, cause: &Cause, clock: Clock, guards: Vec
             attempts,
             deliveries,
         };
-        let mut leave = moves::leave_running(id, home);
+        let mut leave = moves::leave_running(id, home, granted);
         if matches!(cause.end, AttemptEnd::LeaseExpired | AttemptEnd::TimedOut) {
             let worker = moves::worker_of(granted.map(|g| &g.lease));
             leave.push(home.event(kind(cause.end), id, Some(&worker), None));
@@ -107,7 +107,7 @@ pub(crate) fn end(running: Running<'_>, cause: &Cause, clock: Clock, guards: Vec
     } else {
         Status::Queued
     };
-    let mut writes = moves::leave_running(id, home);
+    let mut writes = moves::leave_running(id, home, granted);
     writes.push(put_job(id, &next, own));
     writes.push(put(keys::history(id), own, codec::encode(&history), Expiry::Never));
     match run_at {

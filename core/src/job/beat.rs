@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::attempt::{self, Cause, Running};
 use super::lease;
 use super::look::job_of;
-use super::moves::{as_read, put};
+use super::moves::{self, as_read, put};
 use super::record::{AttemptEnd, History, ProgressRecord, Status};
 use super::{check, view};
 use crate::codec;
@@ -27,8 +27,8 @@ pub(crate) struct Beat {
 #[derive(Clone, Debug)]
 enum Stage {
     Begin,
-    /// Sent; the lease then ends at this clock.
-    Raised(Clock),
+    /// Sent; the lease then ends at this clock. From that guard on they are about what is held for the lease.
+    Raised(Clock, usize),
     /// A deadline had come: the attempt is over whatever happens to this commit.
     TimedOut {
         dead: bool,
@@ -123,7 +123,13 @@ impl Operation for Beat {
             guards.push(as_read(keys::progress(id), reported));
             writes.push(put(keys::progress(id), cx.make.version(), codec::encode(&record), Expiry::Never));
         }
-        self.stage = Stage::Raised(ends.max(stands.unwrap_or(0)));
+        self.stage = Stage::Raised(ends.max(stands.unwrap_or(0)), guards.len());
+        for (index, member) in moves::holdings(id, &granted.lease, granted.version) {
+            // slot-not-resurrected: the clock of the commit decides. A unit that lapsed or was lost has made room
+            // for another, so it is never entered anew.
+            guards.push(Guard::Member(index.clone(), member.clone(), Standing::Live));
+            writes.push(Write::Add { index, member, score: ScoreAt::Number(ends), raise: true });
+        }
         Next::Commit(Plan::new(vec![Draft::new(guards, writes)]))
     }
 
@@ -138,11 +144,15 @@ impl Operation for Beat {
                 cx.stats.dead += u64::from(dead);
                 Next::fail(Failure::LeaseLost)
             }
-            Stage::Raised(ends) if applied(&answers) => {
+            Stage::Raised(ends, _) if applied(&answers) => {
                 cx.stats.heartbeats += 1;
                 Next::ok(Response::Beat { lease_expires_at: Some(ends), cancel_requested: false })
             }
-            Stage::Raised(_) | Stage::Begin => self.start(cx),
+            Stage::Raised(_, slots) if matches!(answers.first(), Some(Answer::Refused(n)) if *n >= slots) => {
+                cx.stats.slots_lost += 1;
+                Next::fail(Failure::SlotLost)
+            }
+            Stage::Raised(..) | Stage::Begin => self.start(cx),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::check;
 use super::handed::HandedOut;
 use super::lease;
 use super::moves::{self, Ending, Home, add};
-use super::record::{AttemptEnd, Class, Job, Lease, ProgressRecord, Status, decode_content};
+use super::record::{AttemptEnd, Class, Job, Lease, ProgressRecord, Status, Terms, decode_content};
 use crate::codec::{self, Undecodable};
 use crate::event::{Item, Kind};
 use crate::failure::Failure;
@@ -142,6 +142,10 @@ impl Claim {
         self.asked.queues.iter().map(|q| keys::topic_queue(&self.asked.tenant, q)).collect()
     }
 
+    fn terms(&self) -> Terms {
+        if self.asked.lease_ms.is_some() { Terms::Asked } else { Terms::Standard }
+    }
+
     fn receipt(&self) -> Name {
         match &self.asked.claim_id {
             // Own ids cannot meet the client's: those have a part before the slash.
@@ -190,7 +194,7 @@ impl Claim {
                     queue: queue.clone(),
                     class,
                     length_ms: *length_ms,
-                    explicit: self.asked.lease_ms.is_some(),
+                    terms: self.terms(),
                 };
                 let queued = home.index(Status::Queued);
                 from.push(Source {
@@ -408,7 +412,7 @@ impl Claim {
         };
         if payload_gone {
             // no-ghosts: never run with an empty payload.
-            let mut leave = moves::leave_running(id, home);
+            let mut leave = moves::leave_running(id, home, None);
             leave.push(home.event(Kind::Lost, id, None, Some("payload")));
             return Some((
                 self.end(id, &job, version, &granted, Status::Dead, Some("lost"), held, leave, cx),
@@ -423,7 +427,7 @@ impl Claim {
                 .queue_ttl_ms
                 .is_some_and(|ttl| self.granted_at >= born.saturating_add(ttl.saturating_mul(limits::MILLI)));
         if expired {
-            let leave = moves::leave_running(id, home);
+            let leave = moves::leave_running(id, home, None);
             return Some((self.end(id, &job, version, &granted, Status::Expired, None, held, leave, cx), Fix::Expired));
         }
         let default = self.granted_at.saturating_add(length_ms.saturating_mul(limits::MILLI));
@@ -452,7 +456,7 @@ impl Claim {
             queue: queue.into(),
             class,
             length_ms,
-            explicit: self.asked.lease_ms.is_some(),
+            terms: self.terms(),
         };
         lease::Granted { lease, version: self.nonce, at: self.granted_at }
     }
@@ -579,7 +583,7 @@ fn payload_len(item: &Member) -> usize {
 
 /// Back to its old place, nothing counted.
 fn put_back(id: JobId, home: Home<'_>, score: u64, held: Guard) -> Draft {
-    let mut writes = moves::leave_running(id, home);
+    let mut writes = moves::leave_running(id, home, None);
     writes.push(add(home.index(Status::Queued), &keys::member(id), ScoreAt::Number(score)));
     writes.push(home.event(Kind::Released, id, None, Some("undelivered")));
     writes.push(Write::Notify(home.topic()));

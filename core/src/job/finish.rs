@@ -1,6 +1,7 @@
 //! Ending an attempt on the worker's word: complete, fail, release.
 
 use alloc::boxed::Box;
+use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -11,9 +12,11 @@ use super::look::job_of;
 use super::moves::{self, Ending, Home, put};
 use super::record::{AttemptEnd, AttemptRecord, History, Job, Status, encode_content};
 use super::{check, view};
+use crate::dispatch::Change;
 use crate::failure::Failure;
 use crate::ids::Token;
 use crate::limits;
+use crate::replica::Op;
 use crate::replica::task::{Cx, Evidence, EvidenceKind, Next, Operation, Plan, applied, decode_record};
 use crate::request::{Complete, Fail, Held, Response};
 use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, Snapshot, Version, keys};
@@ -26,6 +29,8 @@ pub(crate) struct Finish {
     how: How,
     /// What is answered once the transaction has been applied.
     decided: Option<Response>,
+    /// The attempt was tried on this upstream after a hold, and it has answered: the hold is over.
+    frees: Option<String>,
     /// The idempotency key was found not to be this job's any more, which stays so.
     keyless: bool,
 }
@@ -40,17 +45,17 @@ enum How {
 impl Finish {
     pub fn complete(asked: Box<Complete>) -> Result<Finish, Failure> {
         check::content("result", asked.result.as_ref())?;
-        Ok(Finish { how: How::Complete(asked), decided: None, keyless: false })
+        Ok(Finish { how: How::Complete(asked), decided: None, frees: None, keyless: false })
     }
 
     pub fn fail(mut asked: Box<Fail>) -> Result<Finish, Failure> {
         check::within("retry_in_ms", asked.retry_in_ms, 0, limits::DURATION_MS_MAX)?;
         asked.error = core::mem::take(&mut asked.error).cut();
-        Ok(Finish { how: How::Fail(asked), decided: None, keyless: false })
+        Ok(Finish { how: How::Fail(asked), decided: None, frees: None, keyless: false })
     }
 
     pub fn release(held: Held) -> Finish {
-        Finish { how: How::Release(held), decided: None, keyless: false }
+        Finish { how: How::Release(held), decided: None, frees: None, keyless: false }
     }
 
     fn held(&self) -> &Held {
@@ -101,7 +106,7 @@ impl Finish {
     fn succeed(&mut self, job: &Job, version: Version, granted: &Granted, clock: Clock, cx: &mut Cx<'_>) -> Next {
         let How::Complete(asked) = &self.how else { return Next::fail(Failure::LeaseLost) };
         let id = asked.held.job;
-        let mut leave = moves::leave_running(id, Home::from(job));
+        let mut leave = moves::leave_running(id, Home::from(job), Some(granted));
         let mut grows = false;
         let own = cx.make.version();
         if let Some(result) = &asked.result {
@@ -128,6 +133,7 @@ impl Finish {
             txns.remove(usize::from(!self.keyless));
         }
         self.decided = Some(Response::Completed);
+        self.frees = probed(granted);
         let evidence = Evidence { key: keys::job(id), own, found: Some(version), kind: EvidenceKind::Job };
         Next::Commit(Plan { txns, grows, evidence: Some(evidence) })
     }
@@ -150,6 +156,11 @@ impl Finish {
             cx.stats.dead += 1;
         }
     }
+}
+
+/// The upstream on which the attempt was the one that tells whether it takes calls again.
+fn probed(granted: &Granted) -> Option<String> {
+    granted.lease.placed().filter(|placed| placed.probe).map(|placed| placed.upstream.clone())
 }
 
 impl Operation for Finish {
@@ -200,6 +211,8 @@ impl Operation for Finish {
         let history = history.unwrap_or_default();
         let running = Running { id, job: &job, version, granted: Some(&granted), history };
         let d = attempt::end(running, &cause, clock, guards, cx);
+        // What is refused for good was answered, unlike what may be tried again.
+        self.frees = probed(&granted).filter(|_| matches!(&self.how, How::Fail(asked) if !asked.retryable));
         self.decided = Some(match &self.how {
             How::Fail(_) => Response::Failed { status: d.status, run_at: d.run_at },
             _ => Response::Released { status: d.status },
@@ -219,9 +232,10 @@ impl Operation for Finish {
 
     fn settled(&mut self, clock: Clock, cx: &mut Cx<'_>) -> Next {
         self.count(clock, cx);
-        match self.decided.take() {
-            Some(response) => Next::ok(response),
-            None => Next::fail(Failure::OutcomeUnknown { retry_after_ms: 1_000 }),
+        match (self.decided.take(), self.frees.take()) {
+            (Some(response), None) => Next::ok(response),
+            (Some(response), Some(upstream)) => Next::Become(Op::Hold(Box::new(Change::free(upstream, response)))),
+            (None, _) => Next::fail(Failure::OutcomeUnknown { retry_after_ms: 1_000 }),
         }
     }
 }

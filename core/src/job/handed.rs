@@ -49,7 +49,7 @@ impl Handed {
 mod tests {
     use super::*;
     use crate::ids::Maker;
-    use crate::job::record::{Class, Lease, Policy, Trail};
+    use crate::job::record::{Class, Lease, Policy, Terms, Trail};
     use alloc::string::String;
 
     fn handed(nonce: u64, metadata: usize) -> HandedOut {
@@ -74,7 +74,7 @@ mod tests {
             trail: Trail::default(),
         };
         let worker = String::from("w");
-        let lease = Lease { worker, tenant, queue, class: Class::System, length_ms: 1, explicit: false };
+        let lease = Lease { worker, tenant, queue, class: Class::System, length_ms: 1, terms: Terms::Standard };
         HandedOut { version: Version(1), job, granted: Granted { lease, version: Version(nonce), at: 1 } }
     }
 

@@ -3,7 +3,7 @@
 //! **A lease ends when it is reclaimed.** Its score in `leases` only says from when that is allowed;
 //! until then its holder may renew, complete, fail or release it.
 
-use super::record::{AttemptEnd, AttemptRecord, ErrorInfo, Job, Lease, ProgressRecord};
+use super::record::{AttemptEnd, AttemptRecord, ErrorInfo, Job, Lease, ProgressRecord, Terms};
 use crate::ids::Token;
 use crate::limits::MILLI;
 use crate::replica::task::decode_record;
@@ -45,7 +45,7 @@ pub(crate) fn present(token: Option<Token>, record: &Record) -> Option<CurrentTo
 /// How long the lease is extended by: the claim's length, else the job's own, else the queue's.
 pub(crate) fn length(lease: &Lease, job: &Job) -> u64 {
     let ms = match job.policy.lease_ms {
-        Some(own) if !lease.explicit => own,
+        Some(own) if lease.terms == Terms::Standard => own,
         _ => lease.length_ms,
     };
     ms.saturating_mul(MILLI)

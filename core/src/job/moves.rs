@@ -8,6 +8,7 @@ use alloc::string::{String, ToString as _};
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::lease::Granted;
 use super::record::{AttemptRecord, ChildOutcome, Class, End, Job, Lease, Owner, Status};
 use crate::event::{Event, Item, Kind};
 use crate::ids::{GroupId, JobId};
@@ -100,15 +101,47 @@ pub(crate) fn as_read(key: Name, record: &Record) -> Guard {
     }
 }
 
-/// The writes by which a running job leaves that state.
-pub(crate) fn leave_running(id: JobId, home: Home<'_>) -> Vec<Write> {
+/// The writes by which a running job leaves that state, and gives back what was held for its lease.
+pub(crate) fn leave_running(id: JobId, home: Home<'_>, granted: Option<&Granted>) -> Vec<Write> {
     let member = keys::member(id);
-    vec![
+    let mut writes = vec![
         Write::Delete(keys::lease(id)),
         Write::Delete(keys::progress(id)),
         remove(home.index(Status::Running), &member),
         remove(keys::LEASES, &member),
-    ]
+    ];
+    writes.extend(granted.into_iter().flat_map(|granted| give_back(id, granted)));
+    writes
+}
+
+/// Index and member of everything that is held for a lease: its units of a pool, and its place as the one call
+/// that is tried on an upstream.
+pub(crate) fn holdings(id: JobId, lease: &Lease, version: Version) -> Vec<(Name, Name)> {
+    let Some(placed) = lease.placed() else { return Vec::new() };
+    let mut held = Vec::new();
+    if let Some(pool) = &placed.pool {
+        let batch = (lease.class == Class::Batch).then(|| keys::batch(pool));
+        for index in [Some(keys::holders(pool)), batch].into_iter().flatten() {
+            held.extend(keys::job_members(id, version, placed.cost).map(|member| (index.clone(), member)));
+        }
+    }
+    if placed.probe {
+        held.extend(keys::job_members(id, version, 1).map(|member| (keys::probe(&placed.upstream), member)));
+    }
+    held
+}
+
+/// The writes that give back what was held for a lease, so that others may have it.
+pub(crate) fn give_back(id: JobId, granted: &Granted) -> Vec<Write> {
+    let held = holdings(id, &granted.lease, granted.version);
+    let mut writes: Vec<Write> = held.into_iter().map(|(index, member)| Write::Remove { index, member }).collect();
+    if let Some(placed) = granted.lease.placed() {
+        writes.extend(placed.pool.as_ref().map(|pool| Write::Notify(keys::topic_pool(pool))));
+        if placed.probe {
+            writes.push(Write::Notify(keys::topic_upstream(&placed.upstream)));
+        }
+    }
+    writes
 }
 
 /// The writes by which a job without a lease leaves whatever live place it is in. It names them all,

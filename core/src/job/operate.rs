@@ -61,7 +61,7 @@ pub(crate) fn cancel(
     let granted = Granted::read(lease_record);
     let running = !lease_record.is_absent();
     let (leave, attempt) = if running {
-        let mut leave = moves::leave_running(id, home);
+        let mut leave = moves::leave_running(id, home, granted.as_ref());
         leave.push(Write::Notify(keys::topic_stop(id)));
         (leave, Some(lease::attempt(job, granted.as_ref(), AttemptEnd::Cancelled, clock, None)))
     } else {

@@ -360,8 +360,40 @@ pub struct Lease {
     pub queue: String,
     pub class: Class,
     pub length_ms: u64,
+    pub terms: Terms,
+}
+
+/// How a lease was made. The first two are encoded as a truth value was before there was a third.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Terms {
+    /// With the queue's length: the job's own replaces it.
+    Standard,
     /// The claim asked for this length: the job's own does not replace it.
-    pub explicit: bool,
+    Asked,
+    /// By name, for the server itself to run it, with a slot of its upstream's pool. The length is the job's.
+    Dispatched(Placed),
+}
+
+/// Where a server runs a job, and what it holds for that as long as the lease stands.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Placed {
+    pub upstream: String,
+    /// Whose slots it has, if the upstream has a pool …
+    pub pool: Option<String>,
+    /// … and how many.
+    pub cost: u32,
+    /// It is tried on the upstream after a hold.
+    pub probe: bool,
+}
+
+impl Lease {
+    /// Where it is being run, if a server runs it.
+    pub fn placed(&self) -> Option<&Placed> {
+        match &self.terms {
+            Terms::Standard | Terms::Asked => None,
+            Terms::Dispatched(placed) => Some(placed),
+        }
+    }
 }
 
 /// The record `progress/{id}`.

@@ -10,21 +10,20 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::record::{Pool, Slot, SlotState};
-use super::{Release, Spot, forsake, nobody, of, room, slot_of};
+use super::usage::{self, Usage};
+use super::{Release, Spot, nobody, of, room, slot_of};
 use crate::codec;
 use crate::failure::Failure;
 use crate::job::check;
 use crate::job::moves::{add, as_read, put, remove};
 use crate::job::record::Class;
-use crate::job::sweep::trim;
 use crate::limits;
 use crate::name::Name;
 use crate::replica::Op;
 use crate::replica::task::{Cx, Draft, Next, Operation, Plan, Wait, applied};
 use crate::request::{Acquire as Asked, Response, SlotId};
 use crate::store::{
-    Answer, Clock, Expiry, Guard, Place, Read, Record, ScoreAt, Slice, Snapshot, Span, Standing, UpTo, Version, Write,
-    keys,
+    Answer, Clock, Expiry, Guard, Place, Read, Record, ScoreAt, Snapshot, Span, Standing, Version, Write, keys,
 };
 
 #[derive(Clone, Debug)]
@@ -87,63 +86,13 @@ struct Line {
 
 /// What was read, of one moment.
 struct Seen<'a> {
-    pool: &'a Pool,
-    version: Version,
+    usage: Usage,
     slot: &'a Record,
-    /// Holders, and those of class batch, by All and Live.
-    holders: [u64; 2],
-    batch: [u64; 2],
-    /// Waiters of each class: all, and those for whom somebody is there.
-    alive: Vec<(Class, [u64; 2])>,
     /// How long the line is: more than have a deadline when one of these was lost.
     line: u64,
     place: Option<Place>,
     deadline: Option<Place>,
-    /// When the first of the holders will be past its time.
-    next_end: Option<Clock>,
     clock: Clock,
-    /// The store could not be reached for a while, or this replica has just started: nobody's place is taken
-    /// away before living holders and waiters had time to renew.
-    sparing: bool,
-}
-
-impl Seen<'_> {
-    /// Room once what may be removed has been removed.
-    fn room(&self, class: Class) -> u64 {
-        let used = |[all, live]: [u64; 2]| if self.sparing { all } else { live };
-        let free = |most: u32, counts| u64::from(most).saturating_sub(used(counts));
-        let total = free(self.pool.total, self.holders);
-        match class {
-            Class::Batch => total.min(free(self.pool.most(class), self.batch)),
-            Class::Interactive | Class::System => total,
-        }
-    }
-
-    /// Those who wait in these classes and for whom somebody is there.
-    fn waiters(&self, classes: impl Fn(Class) -> bool) -> u64 {
-        self.alive.iter().filter(|(class, _)| classes(*class)).map(|(_, [_, live])| live).sum()
-    }
-
-    /// Those of a class for whom nobody is there any more.
-    fn forsaken(&self, class: Class) -> u64 {
-        self.alive.iter().filter(|(c, _)| *c == class).map(|(_, [all, live])| all - live).sum()
-    }
-
-    /// Removes what is past its time, so that its room and its places in line are free.
-    fn tidy(&self, pool: &str) -> Vec<Draft> {
-        let mut drafts = Vec::new();
-        if self.sparing {
-            return drafts;
-        }
-        for (index, [all, live]) in [(keys::holders(pool), self.holders), (keys::batch(pool), self.batch)] {
-            if all > live {
-                drafts.push(trim(index, limits::TRIM));
-            }
-        }
-        let forsaken = Class::ALL.into_iter().filter(|class| self.forsaken(*class) > 0);
-        drafts.extend(forsaken.map(|class| forsake(pool, class)));
-        drafts
-    }
 }
 
 impl Acquire {
@@ -186,18 +135,12 @@ impl Acquire {
         self.stage = Stage::Look;
         self.since = cx.notices;
         let pool = &self.spot.pool;
-        let both = |index: Name| [(index.clone(), Span::All), (index, Span::Live)];
-        let mut counts = Vec::from(both(keys::holders(pool)));
-        counts.extend(both(keys::batch(pool)));
-        counts.extend(Class::ALL.into_iter().flat_map(|class| both(keys::alive(pool, class))));
+        let mut counts: Vec<(Name, Span)> = usage::counts(pool).collect();
         let lines = [keys::waiting(pool, self.asked.class), keys::alive(pool, self.asked.class)];
         counts.push((keys::waiting(pool, self.asked.class), Span::All));
-        // The first holder whose time has not come.
-        let after = Some((cx.clock, Name::from_static("\u{7f}")));
-        let end = Slice { index: keys::holders(pool), after, up_to: UpTo::End, limit: 1, give: Vec::new() };
         Next::Read(Read {
             records: vec![keys::pool(pool), self.spot.key()],
-            slices: vec![end],
+            slices: vec![usage::next_end(pool, cx)],
             counts,
             members: lines.map(|index| (index, self.spot.member())).into(),
             ..Read::default()
@@ -254,8 +197,8 @@ impl Acquire {
         if cx.stats.draining {
             return Failure::Draining { retry_after_ms: 1_000 };
         }
-        let most = seen.pool.most(self.asked.class);
-        let estimated_wait_ms = cx.held.estimate_ms(&self.spot.pool, seen.pool.lease_ms, position, most);
+        let most = seen.usage.pool.most(self.asked.class);
+        let estimated_wait_ms = cx.held.estimate_ms(&self.spot.pool, seen.usage.pool.lease_ms, position, most);
         // Whoever gave the slot a name keeps its place if it is back in time.
         let soonest = if self.asked.slot.is_some() { 1_000 } else { estimated_wait_ms };
         Failure::PoolFull { position, estimated_wait_ms, retry_after_ms: soonest.clamp(1_000, 60_000) }
@@ -265,35 +208,35 @@ impl Acquire {
     fn again(seen: &Seen<'_>, first: bool, cx: &Cx<'_>) -> u64 {
         let pace = limits::WAITER_RENEW_MS * limits::MILLI;
         // A holder that lapses tells nobody: whoever is next looks at that time.
-        let ends = if seen.sparing { Some(cx.spare_until) } else { seen.next_end };
+        let ends = if seen.usage.sparing { Some(cx.spare_until) } else { seen.usage.next_end };
         let ends = ends.filter(|_| first).map(|at| at.saturating_sub(seen.clock));
         ends.map_or(pace, |after| after.min(pace)) / limits::MILLI + 1
     }
 
     /// Neither waiting nor granted: a grant if it may have one now, else a place in line.
     fn arrive(&mut self, seen: &Seen<'_>, cx: &mut Cx<'_>) -> Next {
-        if let Some(failure) = self.too_dear(seen.pool) {
+        if let Some(failure) = self.too_dear(&seen.usage.pool) {
             return Next::fail(failure);
         }
         let (pool, class, cost) = (&self.spot.pool, self.asked.class, self.asked.cost);
-        let ahead = seen.waiters(|c| c <= class);
-        let free = seen.room(class);
+        let ahead = seen.usage.waiters(|c| c <= class);
+        let free = seen.usage.room(class);
         let full = self.full(seen, ahead + 1, cx);
         let queues = !self.last(cx) || self.asked.slot.is_some();
         if (ahead > 0 || free < cost.into()) && !queues {
             return Next::fail(full);
         }
         let own = cx.make.version();
-        let lease_ms = self.asked.lease_ms.unwrap_or(seen.pool.lease_ms);
+        let lease_ms = self.asked.lease_ms.unwrap_or(seen.usage.pool.lease_ms);
         let state = SlotState::Waiting { since: seen.clock };
         let slot = Slot { state, nonce: own, class, cost, lease_ms, holder: self.asked.holder.clone() };
-        let mut drafts = seen.tidy(pool);
+        let mut drafts = seen.usage.tidy(pool);
         let tidied = drafts.len();
-        let as_it_is = || vec![as_read(self.spot.key(), seen.slot), Guard::At(keys::pool(pool), seen.version)];
+        let as_it_is = || vec![as_read(self.spot.key(), seen.slot), Guard::At(keys::pool(pool), seen.usage.version)];
         let mut guards = as_it_is();
         guards.extend(nobody(pool, Class::ALL.into_iter().filter(|c| *c <= class)));
         // limit-held: refused if another took the room meanwhile.
-        guards.extend(room(pool, seen.pool, class, cost));
+        guards.extend(room(pool, &seen.usage.pool, class, cost));
         let old_places = self.old_places();
         let mut granting = old_places.clone();
         granting.extend(self.spot.grant(&slot, own));
@@ -330,22 +273,22 @@ impl Acquire {
     /// In line: a grant if it is its turn, else a sign of life now and then.
     fn wait_on(&mut self, version: Version, slot: Slot, since: Clock, seen: &Seen<'_>, cx: &mut Cx<'_>) -> Next {
         let (class, cost) = (slot.class, u64::from(slot.cost));
-        if let Some(failure) = self.too_dear(seen.pool) {
+        if let Some(failure) = self.too_dear(&seen.usage.pool) {
             // The pool has shrunk below what it wants.
             return self.end(&slot, version, Some(failure), cx);
         }
         let rank = seen.place.map_or(0, |p| p.rank);
-        let higher = seen.waiters(|c| c < class);
+        let higher = seen.usage.waiters(|c| c < class);
         // Those before it for whom somebody is there each want at least one.
-        let ahead = rank.saturating_sub(if seen.sparing { 0 } else { seen.forsaken(class) });
-        let free = seen.room(class);
+        let ahead = rank.saturating_sub(if seen.usage.sparing { 0 } else { seen.usage.forsaken(class) });
+        let free = seen.usage.room(class);
         let line = Line {
             found: Some((version, slot.clone())),
             turn: since,
             again_ms: Acquire::again(seen, ahead + higher == 0, cx),
             full: self.full(seen, higher + ahead + 1, cx),
         };
-        let mut drafts = seen.tidy(&self.spot.pool);
+        let mut drafts = seen.usage.tidy(&self.spot.pool);
         let tidied = drafts.len();
         if seen.place.is_some() && higher == 0 && free >= ahead.saturating_add(cost) {
             drafts.push(self.promote(&slot, version, seen, cx.make.version()));
@@ -355,7 +298,7 @@ impl Acquire {
             return Next::Commit(Plan::new(drafts));
         }
         let fresh = seen.clock.saturating_add(limits::WAITER - limits::WAITER_RENEW_MS * limits::MILLI / 2);
-        let with_deadline = seen.alive.iter().find(|(c, _)| *c == class).map_or(0, |(_, [all, _])| *all);
+        let with_deadline = seen.usage.with_deadline(class);
         let amiss = seen.line > with_deadline;
         let stale = amiss || seen.place.is_none() || seen.deadline.is_none_or(|d| d.score <= fresh);
         if stale && !self.last(cx) {
@@ -379,16 +322,16 @@ impl Acquire {
         let (waiting, alive) = (keys::waiting(pool, slot.class), keys::alive(pool, slot.class));
         let mut guards = vec![
             Guard::At(self.spot.key(), version),
-            Guard::At(keys::pool(pool), seen.version),
+            Guard::At(keys::pool(pool), seen.usage.version),
             // priority: the first of its class, while nobody waits in a class above.
             Guard::Member(waiting.clone(), member.clone(), Standing::First),
             Guard::Member(alive.clone(), member.clone(), Standing::Live),
         ];
         guards.extend(nobody(pool, Class::ALL.into_iter().filter(|c| *c < slot.class)));
-        guards.extend(room(pool, seen.pool, slot.class, slot.cost));
+        guards.extend(room(pool, &seen.usage.pool, slot.class, slot.cost));
         let mut writes = self.spot.grant(slot, own);
         writes.extend([waiting, alive].map(|index| remove(index, &member)));
-        if seen.waiters(|_| true) > 1 {
+        if seen.usage.waiters(|_| true) > 1 {
             // Whoever is next may be another replica's.
             writes.push(Write::Notify(keys::topic_pool(pool)));
         }
@@ -434,7 +377,7 @@ impl Acquire {
                 topics: vec![keys::line(&topic, self.asked.class)],
                 turn: Some((line.turn, self.spot.member())),
                 again_ms: Some(line.again_ms),
-                since: Some((topic, self.since)),
+                since: vec![(topic, self.since)],
             });
         }
         match line.found {
@@ -488,24 +431,15 @@ impl Operation for Acquire {
             Ok(found) => found,
             Err(failure) => return self.without_pool(slot_record, failure, cx),
         };
-        let (line, pairs) = snapshot.counts.split_last().unwrap_or((&0, &[]));
-        let mut counts = pairs.chunks(2).map(|pair| match pair {
-            [all, live] => [*all, *live],
-            _ => [0, 0],
-        });
+        let (line, counts) = snapshot.counts.split_last().unwrap_or((&0, &[]));
+        let next_end = snapshot.slices.iter().flatten().next().map(|e| e.score);
         let seen = Seen {
-            pool: &pool,
-            version,
+            usage: Usage::new(pool, version, counts, next_end, snapshot.clock, cx),
             slot: slot_record,
-            holders: counts.next().unwrap_or_default(),
-            batch: counts.next().unwrap_or_default(),
-            alive: Class::ALL.into_iter().zip(counts).collect(),
             line: *line,
             place: snapshot.members.first().copied().flatten(),
             deadline: snapshot.members.get(1).copied().flatten(),
-            next_end: snapshot.slices.iter().flatten().next().map(|e| e.score),
             clock: snapshot.clock,
-            sparing: snapshot.clock < cx.spare_until,
         };
         self.decide(&seen, cx)
     }

@@ -11,12 +11,14 @@ use super::record::{Slot, SlotState};
 use super::slot_of;
 use crate::codec;
 use crate::failure::Failure;
-use crate::job::moves::{as_read, remove};
+use crate::ids::JobId;
+use crate::job::lease::Granted;
+use crate::job::moves::{as_read, holdings, remove};
 use crate::job::record::Class;
 use crate::name::Name;
 use crate::replica::task::{Cx, Draft, Next, Operation, Plan};
 use crate::request::{Audited, Finding, Response};
-use crate::store::{Answer, Clock, Entry, Place, Read, Record, Score, Slice, Snapshot, UpTo, keys};
+use crate::store::{Answer, Clock, Entry, Guard, Place, Read, Record, Score, Slice, Snapshot, UpTo, keys};
 
 /// Entries of one index that a page looks at.
 const ENTRIES: usize = 100;
@@ -125,7 +127,7 @@ impl Check {
         });
         let mut read = Read { slices: slices.collect(), ..Read::default() };
         for slot in self.slots.iter().flatten() {
-            read.records.push(keys::slots(&pool).join(slot));
+            read.records.push(record(&pool, slot));
             for class in Class::ALL {
                 let lines = [keys::waiting(&pool, class), keys::alive(&pool, class)];
                 read.members.extend(lines.map(|index| (index, slot.clone())));
@@ -173,6 +175,9 @@ impl Check {
         };
         // Entered since the first look.
         let Some((record, places)) = known.get(&slot) else { return };
+        if let Some(job) = keys::job_of(&slot) {
+            return self.unit_of_a_job(job, index(pool, of), entry, record, clock);
+        }
         let Ok(found) = slot_of(record) else { return };
         let found = found.map(|(_, slot)| slot);
         let place = |index: usize| places.get(index).copied().flatten();
@@ -190,10 +195,21 @@ impl Check {
             Of::Alive(class) if place(of_class(class)).is_none() => "has a deadline, but no place in line",
             Of::Alive(_) => return,
         };
-        let index = index(pool, of);
-        let finding = self.find(&index, format!("{} {what}", entry.member));
-        let guards = vec![as_read(keys::slots(pool).join(&slot), record)];
-        self.drafts.push(Draft::new(guards, vec![remove(index, &entry.member)]));
+        self.amiss(index(pool, of), &entry.member, what, as_read(keys::slots(pool).join(&slot), record));
+    }
+
+    /// What a job holds that a server runs: its lease must say so.
+    fn unit_of_a_job(&mut self, job: JobId, index: Name, entry: &Entry, lease: &Record, clock: Clock) {
+        let unit = (index, entry.member.clone());
+        let held = Granted::read(lease).is_some_and(|g| holdings(job, &g.lease, g.version).contains(&unit));
+        if !held && entry.score > clock {
+            self.amiss(unit.0, &unit.1, "is held, but its job is not leased so", as_read(keys::lease(job), lease));
+        }
+    }
+
+    fn amiss(&mut self, index: Name, member: &Name, what: &str, as_read: Guard) {
+        let finding = self.find(&index, format!("{member} {what}"));
+        self.drafts.push(Draft::new(vec![as_read], vec![remove(index, member)]));
         self.of.push(finding);
     }
 
@@ -222,6 +238,11 @@ fn slot_in(of: Of, member: &Name) -> Option<Name> {
         Of::Holders | Of::Batch => keys::holder_of(member).map(|(slot, ..)| slot),
         Of::Waiting(_) | Of::Alive(_) => keys::queue_of(member).map(|_| member.clone()),
     }
+}
+
+/// The record that says what a slot is, or what is held for a job.
+fn record(pool: &str, slot: &Name) -> Name {
+    keys::job_of(slot).map_or_else(|| keys::slots(pool).join(slot), keys::lease)
 }
 
 /// Whether a slot's record says that it holds this unit.

@@ -20,6 +20,7 @@ mod look;
 pub mod record;
 mod settings;
 mod tidy;
+pub(crate) mod usage;
 
 pub(crate) use acquire::Acquire;
 pub(crate) use audit::Check;
@@ -46,7 +47,7 @@ use crate::store::{Clock, Each, Expiry, Guard, Record, ScoreAt, Source, Span, St
 use record::{Pool, Slot, SlotState};
 
 /// The pool behind a record.
-fn of(record: &Record) -> Result<(Version, Pool), Failure> {
+pub(crate) fn of(record: &Record) -> Result<(Version, Pool), Failure> {
     match decode_record::<Pool>(record) {
         Ok(Some((version, pool))) if !pool.deleted => Ok((version, pool)),
         Ok(_) => Err(Failure::UnknownPool),

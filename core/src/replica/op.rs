@@ -59,6 +59,7 @@ pub(crate) enum Op {
     Release(Box<pool::Release>),
     Pools(Box<pool::Tidy>),
     CheckPools(Box<pool::Check>),
+    Dispatch(Box<dispatch::Dispatch>),
     Hold(Box<dispatch::Change>),
     Holds(dispatch::Holds),
     Deadlines(Box<Deadlines>),
@@ -119,7 +120,7 @@ impl Op {
             Request::ReleaseSlot { tenant, pool, slot } => {
                 Op::Release(Box::new(pool::Release::new(tenant, pool, slot)?))
             }
-            Request::Dispatch(_) => return Err(Failure::UnknownUpstream),
+            Request::Dispatch(asked) => Op::Dispatch(Box::new(dispatch::Dispatch::new(asked)?)),
             Request::HoldUpstream(asked) => Op::Hold(Box::new(dispatch::Change::hold(asked)?)),
             Request::FreeUpstream { upstream } => {
                 Op::Hold(Box::new(dispatch::Change::free(upstream, Response::UpstreamFreed)))
@@ -169,6 +170,7 @@ impl Op {
             Op::Release(op) => &mut **op,
             Op::Pools(op) => &mut **op,
             Op::CheckPools(op) => &mut **op,
+            Op::Dispatch(op) => &mut **op,
             Op::Hold(op) => &mut **op,
             Op::Holds(op) => op,
             Op::Deadlines(op) => &mut **op,

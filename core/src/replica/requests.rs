@@ -103,6 +103,7 @@ impl Replica {
             Op::Events(events) => events.wait_ms(),
             Op::Group(look) => look.wait_ms(),
             Op::Acquire(acquire) => acquire.wait_ms(),
+            Op::Dispatch(dispatch) => dispatch.wait_ms(),
             _ => 0,
         };
         let deadline = self.now + wait_ms + limits::REQUEST_MS;

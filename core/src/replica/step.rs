@@ -43,7 +43,7 @@ pub struct Replica {
     pub(super) polls: Polls,
     /// Topics notified while a poll was under way and nobody waited.
     pub(super) missed: BTreeSet<Name>,
-    /// Notifications about pools so far …
+    /// Notifications about pools and upstreams so far …
     pub(super) notices: u64,
     /// … and the last of each pool, while a poll was under way.
     pub(super) noticed: BTreeMap<Name, u64>,
@@ -367,7 +367,7 @@ impl Replica {
                     }
                     let late = |(topic, seen): &(Name, u64)| self.noticed.get(topic).is_some_and(|n| n > seen);
                     let missed = wait.topics.iter().find(|t| self.missed.contains(*t)).cloned();
-                    if missed.is_some() || wait.since.as_ref().is_some_and(late) {
+                    if missed.is_some() || wait.since.iter().any(late) {
                         if let Some(topic) = missed {
                             self.missed.remove(&topic);
                         }
@@ -432,6 +432,11 @@ impl Replica {
             // There may be more where a filled claim came from.
             Op::Claim(claim) if claim.filled() => {
                 for topic in claim.topics() {
+                    self.wake(&topic, out);
+                }
+            }
+            Op::Dispatch(dispatch) if dispatch.filled() => {
+                for topic in dispatch.topics() {
                     self.wake(&topic, out);
                 }
             }

@@ -52,9 +52,9 @@ pub(crate) struct Wait {
     pub turn: Option<Turn>,
     /// Looks again after so long, if nothing happened.
     pub again_ms: Option<u64>,
-    /// Nothing to wait for if this topic was notified after that many notifications had come
+    /// Nothing to wait for if one of these topics was notified after that many notifications had come
     /// ([`Cx::notices`]): what was read may be older.
-    pub since: Option<(Name, u64)>,
+    pub since: Vec<(Name, u64)>,
 }
 
 impl Wait {
@@ -203,7 +203,7 @@ pub(crate) struct Cx<'a> {
     pub repairs: &'a mut BTreeSet<JobId>,
     /// How long slots of each pool are held.
     pub held: &'a mut Held,
-    /// Notifications about pools that have come.
+    /// Notifications about pools and upstreams that have come.
     pub notices: u64,
     /// Leases granted before this clock …
     pub spare_before: Clock,

@@ -30,7 +30,7 @@ impl Replica {
             let wait = self.make.up_to(GROUPS_GAP_MS);
             let next = (self.sweeps.groups_last + GROUPS_GAP_MS).max(self.now) + wait;
             self.sweeps.groups_next = self.sweeps.groups_next.min(next);
-        } else if topic.starts_with(&keys::POOL) {
+        } else if topic.starts_with(&keys::POOL) || topic.starts_with(&keys::HOLD) {
             self.notices += 1;
             if self.polling > self.polls.len() {
                 self.noticed.insert(topic.clone(), self.notices);
@@ -39,6 +39,10 @@ impl Replica {
                 if let Some(id) = self.polls.first(&keys::line(topic, class)) {
                     self.rouse(id, out);
                 }
+            }
+            // Those who run jobs themselves come after those who wait for slots.
+            for id in self.polls.all(topic) {
+                self.rouse(id, out);
             }
         } else if topic.starts_with(&keys::GROUP) {
             // Everybody who waits for the group's end is told.

@@ -21,6 +21,8 @@ pub const GROUP: Name = Name::from_static("group/");
 pub const MARK: Name = Name::from_static("mark/");
 /// Before a pool's member: the record of its settings.
 pub const POOL: Name = Name::from_static("pool/");
+/// Before an upstream's name, encoded: that it takes no calls.
+pub const HOLD: Name = Name::from_static("hold/");
 
 /// Index: job @ end of its lease.
 pub const LEASES: Name = Name::from_static("leases");

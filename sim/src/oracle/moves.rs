@@ -1,7 +1,7 @@
 //! forward-only and its kin: every change of a job is a move of the diagram, with a cause.
 
 use leasehold_core::event::Kind;
-use leasehold_core::job::record::{AttemptEnd, AttemptRecord, Class, Job, Status};
+use leasehold_core::job::record::{AttemptEnd, AttemptRecord, Class, Job, Status, Terms};
 use leasehold_core::request::{Start, Submit};
 use leasehold_core::store::model::Model;
 use leasehold_core::store::{Clock, Take, Taken, keys};
@@ -776,7 +776,7 @@ impl Oracle {
         else {
             return Ok(());
         };
-        let own = main.policy.lease_ms.filter(|_| !lease.explicit).unwrap_or(lease.length_ms) * 1_000;
+        let own = main.policy.lease_ms.filter(|_| lease.terms == Terms::Standard).unwrap_or(lease.length_ms) * 1_000;
         let deadline = after.deadline();
         let at_grant = deadline.map_or(token.at + own, |d| d.min(token.at + own));
         let Some(grant) = track.grants.iter_mut().find(|g| g.token == token) else { return Ok(()) };

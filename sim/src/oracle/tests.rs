@@ -211,7 +211,7 @@ fn take(s: &Script, class: Class, worker: &str) -> Take {
         queue: Q.into(),
         class,
         length_ms: 30_000,
-        explicit: false,
+        terms: leasehold_core::job::record::Terms::Standard,
     };
     let _ = s;
     let source = Source {
