@@ -59,6 +59,7 @@ topics! {
     Slip "slip" true,
     Pools "pools" false,
     Script "script" false,
+    Dispatcher "dispatcher" false,
 }
 
 /// One stream of draws: a topic and the actor concerned.

@@ -44,6 +44,15 @@ const NO_TAG: u64 = 0;
 /// The longest back-off of any random job, without jitter, in milliseconds.
 pub const MAX_BACKOFF_MS: u64 = 5_000;
 
+pub fn tenant_name(n: u64) -> String {
+    if n == 0 { "default".into() } else { format!("t{n}") }
+}
+
+pub fn queue_name(n: u64) -> String {
+    // One of them needs encoding in keys.
+    if n == 2 { "q/ü 2".into() } else { format!("q{n}") }
+}
+
 impl World {
     pub fn start_load(&mut self) {
         let (clients, jobs) = (self.setup.clients, self.setup.jobs);
@@ -60,12 +69,11 @@ impl World {
     }
 
     pub fn tenant(&self, n: u64) -> String {
-        if n == 0 { "default".into() } else { format!("t{n}") }
+        tenant_name(n)
     }
 
     pub fn queue_name(&self, n: u64) -> String {
-        // One of them needs encoding in keys.
-        if n == 2 { "q/ü 2".into() } else { format!("q{n}") }
+        queue_name(n)
     }
 
     /// Every tenant and queue that this run uses.
@@ -180,6 +188,11 @@ impl World {
         });
         if s.backoff.is_none() {
             s.backoff = Some(Backoff { base_ms: 500, max_ms: 4_000, factor_milli: 1_500, jitter_milli: 100 });
+        }
+        if !self.setup.config.routing.routes.is_empty() {
+            let at = Topic::Dispatcher.of(64);
+            s.on_prem = c.draw(at, 5) == 4;
+            s.cost = *c.pick(at, &[1, 1, 1, 2, 3]);
         }
         s.metadata = one_of(6, 0, 9, c).map(|n| Opaque::new(format!("{{\"m\":{n}}}")));
         s

@@ -280,7 +280,9 @@ impl World {
             .store
             .model
             .records(b"")
-            .filter(|(key, _)| ![&b"queue/"[..], b"ready/", b"pool/"].iter().any(|kept| key.starts_with(kept)))
+            .filter(|(key, _)| {
+                ![&b"queue/"[..], b"ready/", b"pool/", b"hold/"].iter().any(|kept| key.starts_with(kept))
+            })
             .filter(|(key, _)| !self.oracle.is_quarantined(key))
             .map(|(key, _)| key.to_string())
             .collect();

@@ -3,8 +3,11 @@
 //! not drowned by common ones.
 
 use leasehold_core::Config;
+use leasehold_core::dispatch::{Route, Routing, Upstream};
 
 use crate::choices::{Choices, Topic};
+use crate::clients::{queue_name, tenant_name};
+use crate::users::pool_name;
 
 pub const SECOND: u64 = 1_000_000;
 pub const MILLI: u64 = 1_000;
@@ -105,6 +108,8 @@ pub struct Manners {
     pub fail: u32,
     pub release: u32,
     pub poison: u32,
+    /// Upstreams that ask to be left alone for a while.
+    pub busy: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -204,7 +209,33 @@ impl Setup {
         let pools = Topic::Swarm.of(4);
         s.pools = *c.pick(pools, &[0, 1, 1, 2]);
         s.users = *c.pick(pools, &[3, 5, 8, 12]);
+        if s.pools > 0 && c.draw(pools, 4) > 0 {
+            s.config.routing = routing(&s);
+        }
         s
+    }
+}
+
+/// Two upstreams on the premises, one of them without a pool, and one that is not. The second queue's work can
+/// go to that one only.
+fn routing(s: &Setup) -> Routing {
+    let pool = |n: usize| Some(pool_name(n as u64));
+    let upstream = |name: &str, pool, on_prem| Upstream { name: name.into(), pool, on_prem };
+    let tenants: Vec<String> = (0..s.tenants as u64).map(tenant_name).collect();
+    let to = [&["here", "cloud"][..], &["cloud"], &["here", "free"]];
+    let routes = (0..s.queues as u64).zip(to).map(|(n, upstreams)| Route {
+        queue: queue_name(n),
+        tenants: tenants.clone(),
+        upstreams: upstreams.iter().map(|u| String::from(*u)).collect(),
+    });
+    Routing {
+        upstreams: vec![
+            upstream("here", pool(0), true),
+            upstream("cloud", pool(s.pools - 1), false),
+            upstream("free", None, true),
+        ],
+        routes: routes.collect(),
+        on_prem_tenants: Vec::new(),
     }
 }
 
@@ -275,5 +306,6 @@ fn draw_manners(c: &mut impl Choices) -> Manners {
         fail: weight(50, 500),
         release: weight(20, 200),
         poison: weight(20, 150),
+        busy: weight(20, 300),
     }
 }

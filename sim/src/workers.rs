@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use leasehold_core::job::record::ErrorInfo;
 use leasehold_core::opaque::{Content, Opaque};
-use leasehold_core::request::{Beat, Claim, Complete, Fail, Held, Leased};
+use leasehold_core::request::{Beat, Claim, Complete, Dispatch, Fail, Held, HoldUpstream, Leased};
 use leasehold_core::{Failure, JobId, Outcome, Request, Response, Token};
 
 use crate::calls::{CallId, Caller, Heard, ItemRef};
@@ -43,6 +43,10 @@ pub struct Hold {
     twice: bool,
     tries: u32,
     asked: bool,
+    /// The upstream that is called for it, if it was claimed by name …
+    upstream: Option<String>,
+    /// … and which asks to be left alone.
+    busy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +108,58 @@ impl World {
         self.wake_worker(w, next - self.now);
     }
 
+    /// As a server does that runs jobs itself: it claims by name for the upstreams that it can call.
+    fn dispatch(&mut self, w: usize) {
+        let at = Topic::Dispatcher.of(w);
+        let call = self.ledger.next();
+        let mut queues = self.all_queues();
+        let first = self.choices.draw(at, queues.len() as u64) as usize;
+        queues.rotate_left(first);
+        queues.truncate(1 + self.choices.draw(at, queues.len() as u64) as usize);
+        let mut upstreams: Vec<String> = self.setup.config.routing.upstreams.iter().map(|u| u.name.clone()).collect();
+        if self.choices.draw(at, 3) == 2 {
+            let gone = self.choices.draw(at, upstreams.len() as u64) as usize;
+            upstreams.remove(gone);
+        }
+        let mut wait_ms = *self.choices.pick(at, &[5_000, 1_000, 0, 20_000]);
+        if self.phase != Phase::Chaos {
+            // Only what its upstreams have room for comes this way.
+            wait_ms = wait_ms.min(1_000);
+        }
+        let worker = format!("d{w}.{}", ItemRef { call, item: 0 }.mark());
+        let max = 1 + self.choices.draw(at, 4) as usize;
+        let request = Request::Dispatch(Box::new(Dispatch { worker, queues, upstreams, max, wait_ms }));
+        let mut patience = wait_ms * MILLI + 7 * SECOND;
+        let vanish = self.setup.manners.vanish;
+        if self.misbehaves(w, vanish) {
+            patience = self.choices.between(Topic::Misbehave.of(w), MILLI, 3 * SECOND);
+        }
+        self.workers[w].claim = None;
+        self.workers[w].claiming = Some(call);
+        let r = self.any_replica(Topic::Dispatcher, w);
+        self.call(Caller::Worker(w as u8), 0, r, request, patience);
+    }
+
+    /// An upstream that answers 429: it is put on hold, then the job goes back.
+    fn hold_upstream(&mut self, w: usize, upstream: String) {
+        let at = Topic::Dispatcher.of(w);
+        let for_ms = self.choices.between(at, 100, 4_000);
+        let call = self.ledger.next();
+        self.workers[w].asks.insert(call, Vec::new());
+        let r = self.any_replica(Topic::Dispatcher, w);
+        let request = match self.choices.draw(at, 8) {
+            7 => Request::FreeUpstream { upstream },
+            6 => Request::Upstreams,
+            _ => Request::HoldUpstream(HoldUpstream { upstream, for_ms }),
+        };
+        self.call(Caller::Worker(w as u8), 1, r, request, 5 * SECOND);
+    }
+
     fn claim(&mut self, w: usize) {
+        let routed = !self.setup.config.routing.routes.is_empty() && !self.workers[w].repeat;
+        if routed && self.choices.draw(Topic::Dispatcher.of(w), 2) == 1 {
+            return self.dispatch(w);
+        }
         let at = Topic::Worker.of(w);
         let call = self.ledger.next();
         let name = format!("w{w}.{}", ItemRef { call, item: 0 }.mark());
@@ -159,7 +214,7 @@ impl World {
     /// Does what is due for the jobs in hand.
     fn act(&mut self, w: usize) {
         let now = self.now;
-        let mut asks = Vec::new();
+        let (mut asks, mut busy) = (Vec::new(), Vec::new());
         for n in 0..self.workers[w].held.len() {
             let hold = &mut self.workers[w].held[n];
             if hold.asked {
@@ -168,6 +223,7 @@ impl World {
             if hold.end_at.is_some_and(|at| at <= now) {
                 hold.asked = true;
                 asks.push((n, hold.end));
+                busy.extend(hold.upstream.clone().filter(|_| std::mem::take(&mut hold.busy)));
             } else if hold.beat_at.is_some_and(|at| at <= now) {
                 hold.beat_at = Some(now + (hold.lease_us / 3).max(MILLI));
                 asks.push((n, Act::Beat));
@@ -175,6 +231,9 @@ impl World {
         }
         if asks.is_empty() {
             return;
+        }
+        for upstream in busy {
+            self.hold_upstream(w, upstream);
         }
         if asks.len() > 1 && self.choices.draw(Topic::Worker.of(w), 2) == 1 {
             self.send_acts(w, &asks);
@@ -352,6 +411,21 @@ impl World {
                     self.take_up(w, &tenant, &job);
                 }
             }
+            Heard::Answer(Ok(Response::Dispatched(found))) => {
+                after = 100 * MILLI;
+                for one in found {
+                    self.take_up(w, &one.tenant, &one.job);
+                    let busy = self.setup.manners.busy;
+                    let busy = self.misbehaves(w, busy);
+                    let held =
+                        self.workers[w].held.iter_mut().find(|h| h.token == one.job.token && h.job == one.job.id);
+                    if let Some(hold) = held {
+                        hold.upstream = Some(one.upstream);
+                        hold.busy = busy;
+                        hold.end = if busy { Act::Release } else { hold.end };
+                    }
+                }
+            }
             _ => after = self.choices.between(at, 100 * MILLI, 2 * SECOND),
         }
         if unknown && with_id && self.choices.draw(at, 4) < 3 {
@@ -400,6 +474,8 @@ impl World {
             twice: false,
             tries: 0,
             asked: false,
+            upstream: None,
+            busy: false,
         };
         if self.misbehaves(w, manners.hang) {
             // Past its lease, with or without a beat in between, or for good.

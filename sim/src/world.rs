@@ -446,6 +446,7 @@ pub fn answer_within_ms(request: &Request) -> u64 {
     let wait = match request {
         Request::Claim(claim) => claim.wait_ms,
         Request::Acquire(asked) => asked.wait_ms,
+        Request::Dispatch(asked) => asked.wait_ms,
         Request::Events { wait_ms, .. } | Request::Group { wait_ms, .. } => *wait_ms,
         Request::Batch(items) => items.iter().map(answer_within_ms).max().unwrap_or(0),
         _ => 0,

@@ -62,6 +62,11 @@ pub(super) struct Pick {
     pub probe: Option<Version>,
 }
 
+/// Heads of one queue and class that are read.
+fn heads_read(asked: &Asked) -> usize {
+    asked.max.min(limits::DISPATCH_HEADS)
+}
+
 /// The names of the pools of the upstreams that were asked for, each once.
 fn pools<'a>(asked: &Asked, cx: &Cx<'a>) -> BTreeSet<&'a str> {
     let upstreams = asked.upstreams.iter().filter_map(|name| cx.config.routing.upstream(name));
@@ -81,7 +86,7 @@ impl<'a> Sight<'a> {
             read.counts.extend(usage::counts(pool));
             read.slices.push(usage::next_end(pool, cx));
         }
-        let limit = asked.max.min(limits::DISPATCH_HEADS);
+        let limit = heads_read(asked);
         for (tenant, queue) in &asked.queues {
             for class in Class::ALL {
                 let index = Home { tenant, queue, class }.index(Status::Queued);
@@ -174,7 +179,7 @@ impl<'a> Sight<'a> {
                         }
                     }
                 }
-                if entries.len() >= limits::DISPATCH_HEADS {
+                if entries.len() >= heads_read(asked) {
                     // There may be more of this class, which come before those of the next.
                     blocked.insert(queue);
                 }

@@ -14,6 +14,7 @@ mod group_replies;
 mod groups;
 mod keys;
 mod moves;
+mod placed;
 mod pool_replies;
 mod pools;
 mod replies;
@@ -23,6 +24,7 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use leasehold_core::dispatch::{Hold, Routing};
 use leasehold_core::event::Kind;
 use leasehold_core::ids::GroupId;
 use leasehold_core::job::record::{AttemptEnd, Owner, Status};
@@ -199,6 +201,11 @@ pub struct Oracle {
     queues: BTreeMap<Name, QueueFact>,
     purges: Vec<ItemRef>,
     pools: BTreeMap<String, pools::PoolFacts>,
+    routing: Routing,
+    /// Holds of upstreams, by key.
+    holds: BTreeMap<Name, facts::Rec<Hold>>,
+    /// Calls that are tried after a hold, by index.
+    probes: BTreeMap<Name, BTreeMap<Name, Score>>,
     /// Releases that were asked for: pool, slot, and of which grant.
     releases: Vec<(String, Name, Option<Version>)>,
     /// Counts the changes of the store: applied transactions and faults.
@@ -225,6 +232,9 @@ impl Oracle {
             queues: BTreeMap::new(),
             purges: Vec::new(),
             pools: BTreeMap::new(),
+            routing: setup.config.routing.clone(),
+            holds: BTreeMap::new(),
+            probes: BTreeMap::new(),
             releases: Vec::new(),
             change: 0,
             ring: VecDeque::new(),
@@ -299,6 +309,7 @@ impl Oracle {
         let effects = model.last_effects();
         let touched = self.follow(effects);
         self.remember(touched.jobs.keys().copied().collect());
+        self.follow_upstreams(effects);
         self.judge_pools(effects, clock, ledger)?;
         for (name, before) in &touched.keys {
             self.judge_key(name, before.as_ref(), clock)?;
@@ -361,14 +372,21 @@ impl Oracle {
             Damage::Record(key) => {
                 self.lose_record(&key, None);
                 self.disturb_pool(&key, None);
+                self.holds.remove(&key);
             }
             Damage::Corrupt(key) => {
+                if let Some(hold) = self.holds.get_mut(&key) {
+                    hold.value = None;
+                }
                 let now = model.records(&key).next().map(|(_, s)| s.clone());
                 self.lose_record(&key, now.as_ref());
             }
             Damage::Entry(index, member) => {
                 self.lose_entry(&index, &member);
                 self.disturb_pool(&index, Some(&member));
+                if let Some(probes) = self.probes.get_mut(&index) {
+                    probes.remove(&member);
+                }
             }
         }
     }
@@ -392,6 +410,7 @@ impl Oracle {
         }
         self.rebuild(model);
         self.rebuild_pools(model);
+        self.rebuild_upstreams(model);
         for job in touched {
             if let Some(track) = self.jobs.get_mut(&job) {
                 track.disturbed = true;

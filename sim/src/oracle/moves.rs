@@ -187,6 +187,9 @@ impl Oracle {
             && asked.key_ttl_ms == main.policy.key_ttl_ms
             && asked.max_age_ms == main.policy.max_age_ms
             && asked.lease_ms == main.policy.lease_ms
+            && asked.cost == main.policy.cost
+            && (asked.on_prem || self.routing.keeps(&asked.tenant)) == main.policy.on_prem
+            && self.routing.can_place(&main.tenant, &main.queue, main.policy.on_prem)
             && (main.attempts, main.deliveries, main.lives) == (0, 0, 0)
             && main.payload_len == asked.payload.data.len() as u64;
         let payload = leasehold_core::job::record::encode_content(&asked.payload);
@@ -280,6 +283,8 @@ impl Oracle {
                 return broken(Promise::Priority, format!("job {job} forgot its place in the queue at its claim"));
             }
             let full = clock.saturating_add(lease.length_ms.saturating_mul(1_000));
+            // Whoever claims by name knows the job's deadlines before.
+            let full = track.facts.deadline().filter(|_| lease.placed().is_some()).map_or(full, |d| d.min(full));
             if track.facts.leases != Some(full) {
                 return broken(
                     Promise::OneLiveLease,
@@ -307,6 +312,12 @@ impl Oracle {
         };
         match ledger.request(item) {
             Some(Request::Claim(claim)) if claim.tenant == lease.tenant && claim.queues.contains(&lease.queue) => {}
+            Some(Request::Dispatch(asked)) if asked.queues.contains(&(lease.tenant.clone(), lease.queue.clone())) => {
+                let due = before.places.first().map_or(0, |p| p.1);
+                if let (Some(placed), false) = (lease.placed(), track.excused) {
+                    self.judge_placed(job, track, &lease, placed, asked, due, clock)?;
+                }
+            }
             other => return broken(Promise::HonestReplies, format!("job {job} was leased to {other:?}")),
         }
         self.applied(item, ledger, &job, "claim", self.rewound)?;

@@ -45,6 +45,8 @@ pub(super) struct PoolFacts {
     /// A fault took something of it: its books need not balance any more, and its line may have gaps. Its
     /// limits are held nevertheless, and nothing comes back.
     pub disturbed: bool,
+    /// Units that jobs ever held.
+    pub entered: BTreeSet<Name>,
     /// Who could be granted a slot, and since when.
     could: Option<(Name, Clock)>,
 }
@@ -97,7 +99,7 @@ fn set(map: &mut BTreeMap<Name, Score>, member: &Name, score: Option<Score>) {
     };
 }
 
-fn live(map: &BTreeMap<Name, Score>, clock: Clock) -> usize {
+pub(super) fn live(map: &BTreeMap<Name, Score>, clock: Clock) -> usize {
     map.values().filter(|score| **score > clock).count()
 }
 
@@ -111,11 +113,11 @@ impl PoolFacts {
         self.slots.get(member).filter(|r| r.lives(clock))?.value.as_ref()
     }
 
-    fn line(&self, class: Class) -> impl Iterator<Item = (&Name, Score)> {
+    pub(super) fn line(&self, class: Class) -> impl Iterator<Item = (&Name, Score)> {
         self.waiting.get(&class).into_iter().flatten().map(|(member, score)| (member, *score))
     }
 
-    fn is_there(&self, class: Class, member: &Name, clock: Clock) -> bool {
+    pub(super) fn is_there(&self, class: Class, member: &Name, clock: Clock) -> bool {
         self.alive.get(&class).and_then(|a| a.get(member)).is_some_and(|end| *end > clock)
     }
 
@@ -146,7 +148,7 @@ impl PoolFacts {
     }
 
     /// Units of one slot in an index, with their ends.
-    fn units<'a>(map: &'a BTreeMap<Name, Score>, member: &Name) -> Vec<(Version, u32, Score)> {
+    pub(super) fn units<'a>(map: &'a BTreeMap<Name, Score>, member: &Name) -> Vec<(Version, u32, Score)> {
         let prefix = member.join(b"/");
         let from = map.range::<Name, _>(prefix.clone()..);
         let of = from.take_while(|(unit, _): &(&'a Name, _)| unit.starts_with(&prefix));
@@ -324,6 +326,10 @@ impl Oracle {
             let Some((member, nonce, _)) = keys::holder_of(unit) else {
                 return broken(Promise::BooksBalance, format!("pool {name}: {unit} is no holder"));
             };
+            if let Some(job) = keys::job_of(&member) {
+                self.judge_job_unit(name, facts, &moved.before, job, (unit, nonce), (*old, *new), clock)?;
+                continue;
+            }
             let key = (member.clone(), nonce);
             match (old, new) {
                 (None, Some(_)) if !granted.contains(&key) => {
@@ -357,7 +363,7 @@ impl Oracle {
         }
         if !facts.disturbed {
             for member in &moved.touched {
-                if let Err(what) = facts.balanced(member, clock) {
+                if let Err(what) = self.stands_as_it_says(name, facts, member, clock) {
                     return broken(Promise::BooksBalance, format!("pool {name}: {member} {what}"));
                 }
             }
@@ -468,6 +474,13 @@ impl Oracle {
         Ok(())
     }
 
+    fn stands_as_it_says(&self, name: &str, facts: &PoolFacts, member: &Name, clock: Clock) -> Result<(), String> {
+        match keys::job_of(member) {
+            Some(job) => self.job_units(name, facts, job, clock),
+            None => facts.balanced(member, clock),
+        }
+    }
+
     /// Everything about pools, by what the store has.
     pub(super) fn full_pools(&self, model: &Model) -> Result<(), Violation> {
         let clock = model.clock();
@@ -477,7 +490,7 @@ impl Oracle {
             let units = facts.holders.keys().chain(facts.batch.keys());
             members.extend(units.filter_map(keys::holder_of).map(|(slot, ..)| slot));
             for member in members {
-                if let Err(what) = facts.balanced(&member, clock) {
+                if let Err(what) = self.stands_as_it_says(name, facts, &member, clock) {
                     return broken(Promise::BooksBalance, format!("pool {name}: {member} {what}"));
                 }
             }
@@ -513,7 +526,8 @@ impl Oracle {
         let change = self.change;
         for facts in self.pools.values_mut() {
             let (moments, held) = (std::mem::take(&mut facts.moments), std::mem::take(&mut facts.held));
-            *facts = PoolFacts { moments, held, disturbed: facts.disturbed, ..PoolFacts::default() };
+            let entered = std::mem::take(&mut facts.entered);
+            *facts = PoolFacts { moments, held, entered, disturbed: facts.disturbed, ..PoolFacts::default() };
         }
         for (key, stored) in model.records(b"") {
             let Some((pool, slot)) = record_of(key) else { continue };

@@ -130,6 +130,12 @@ impl Oracle {
             (Request::Claim(claim), Response::Claimed(jobs)) => {
                 self.judge_claimed(w, claim, jobs, outcome, request, ledger)
             }
+            (Request::Dispatch(asked), Response::Dispatched(found)) => {
+                self.judge_dispatched(w, asked, found, request, outcome, ledger)
+            }
+            (Request::HoldUpstream(_), Response::UpstreamHeld { .. })
+            | (Request::FreeUpstream { .. }, Response::UpstreamFreed)
+            | (Request::Upstreams, Response::Upstreams(_)) => Ok(()),
             (Request::CreateGroup(asked), Response::GroupCreated(view)) => {
                 self.judge_group_created_reply(w, asked, view, request, outcome)
             }
@@ -303,7 +309,7 @@ impl Oracle {
             if !seen.insert(leased.id) {
                 return broken(Promise::OneLiveLease, format!("job {} twice in one claim", leased.id));
             }
-            order.push(self.judge_leased(w, claim, leased, outcome, request, ledger)?);
+            order.push(self.judge_leased(w, claim.claim_id.as_ref(), leased, outcome, request, ledger)?);
         }
         let list = |queue: &String| claim.queues.iter().position(|q| q == queue);
         let keys: Vec<_> =
@@ -315,10 +321,10 @@ impl Oracle {
     }
 
     /// Judges one job that is handed out; returns the score it stood at.
-    fn judge_leased(
+    pub(super) fn judge_leased(
         &mut self,
         w: Window,
-        claim: &Claim,
+        claim_id: Option<&String>,
         leased: &Leased,
         outcome: &Outcome,
         request: &Request,
@@ -351,7 +357,7 @@ impl Oracle {
         // Another claim may hand it out again only as a repeat of the one that took it.
         let by = grant.by.and_then(|by| ledger.request(by));
         let repeat = match by {
-            Some(Request::Claim(first)) => first.claim_id.is_some() && first.claim_id == claim.claim_id,
+            Some(Request::Claim(first)) => first.claim_id.is_some() && first.claim_id.as_ref() == claim_id,
             _ => false,
         };
         if grant.by != Some(w.item) && !repeat && !rewound {
@@ -517,6 +523,13 @@ impl Oracle {
         match (request, failure) {
             (Request::Submit(submit), Failure::KeyReused) => {
                 return self.judge_reused(w, submit, request, outcome);
+            }
+            (Request::Heartbeat(beat), Failure::SlotLost) => return self.judge_slot_lost(w, beat, request, outcome),
+            (Request::Submit(submit), Failure::NoPlacement) => {
+                let on_prem = submit.on_prem || self.routing.keeps(&submit.tenant);
+                if self.routing.can_place(&submit.tenant, &submit.queue, on_prem) {
+                    return lie("there is a route for it");
+                }
             }
             (Request::CreateGroup(asked), Failure::KeyReused) => {
                 return self.judge_reused(w, &asked.common, request, outcome);

@@ -1,0 +1,319 @@
+//! Goal: a job that a server runs itself is leased and has its slots in one step, goes only where it may, waits
+//! its turn behind whoever waits for a slot, and gives its slots back by whatever way its attempt ends. Method:
+//! replicas on one model store, each ending tried in turn; replies lost and repeated.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
+
+mod support;
+
+use leasehold_core::dispatch::{Route, Routing, Upstream};
+use leasehold_core::group::record::Mode;
+use leasehold_core::job::record::{Class, ErrorInfo, Status};
+use leasehold_core::opaque::Content;
+use leasehold_core::request::{
+    Acquire, Beat, Complete, CreateGroup, Dispatch, Dispatched, Fail, Held, HoldUpstream, RequestId, SetPool, Submit,
+};
+use leasehold_core::store::{StoreError, keys};
+use leasehold_core::{Config, Failure, Input, JobId, Request, Response, StoreOp};
+use support::World;
+
+const T: &str = "default";
+const P: &str = "gpu";
+const UPSTREAMS: [&str; 2] = ["here", "cloud"];
+
+fn routing() -> Routing {
+    let upstream = |name: &str, on_prem| Upstream { name: name.into(), pool: Some(P.into()), on_prem };
+    let route = |queue: &str, upstreams: &[&str]| Route {
+        queue: queue.into(),
+        tenants: vec![T.into(), "kept".into()],
+        upstreams: upstreams.iter().map(|u| String::from(*u)).collect(),
+    };
+    Routing {
+        upstreams: vec![upstream("here", true), upstream("cloud", false)],
+        routes: vec![route("q", &UPSTREAMS), route("far", &["cloud"])],
+        on_prem_tenants: vec!["kept".into()],
+    }
+}
+
+fn world(total: u64, batch_max: Option<u64>) -> World {
+    let mut w = World::with(2, Config { scrub_ms: 0, routing: routing(), ..Config::default() });
+    // Past the time in which a replica that has just started takes nobody's place away.
+    w.to(10_001);
+    set(&mut w, total, batch_max);
+    w
+}
+
+fn set(w: &mut World, total: u64, batch_max: Option<u64>) {
+    let (tenant, pool) = (T.into(), P.into());
+    w.call(0, Request::SetPool(SetPool { tenant, pool, total: Some(total), batch_max, lease_ms: None })).unwrap();
+}
+
+fn submit(w: &mut World, change: impl FnOnce(&mut Submit)) -> JobId {
+    let mut asked = Submit::new(T, "q", Content::json("1"));
+    change(&mut asked);
+    match w.submit(0, asked) {
+        Ok(Response::Created(job)) => job.id,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn asked(upstreams: &[&str], max: usize, wait_ms: u64) -> Request {
+    Request::Dispatch(Box::new(Dispatch {
+        worker: "server".into(),
+        queues: vec![(T.into(), "q".into())],
+        upstreams: upstreams.iter().map(|u| String::from(*u)).collect(),
+        max,
+        wait_ms,
+    }))
+}
+
+fn dispatch(w: &mut World, at: usize, upstreams: &[&str], max: usize) -> Vec<Dispatched> {
+    match w.call(at, asked(upstreams, max, 0)) {
+        Ok(Response::Dispatched(found)) => found,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn poll(w: &mut World, at: usize) -> RequestId {
+    let id = w.ask(at, asked(&UPSTREAMS, 1, 60_000));
+    w.settle();
+    id
+}
+
+fn had(w: &mut World, at: usize, id: RequestId) -> Option<Vec<Dispatched>> {
+    match w.answer(at, id)? {
+        Ok(Response::Dispatched(found)) => Some(found),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn held(one: &Dispatched) -> Held {
+    Held { tenant: one.tenant.clone(), job: one.job.id, token: Some(one.job.token) }
+}
+
+fn beat(w: &mut World, at: usize, one: &Dispatched) -> Result<Response, Failure> {
+    w.call(at, Request::Heartbeat(Beat { held: held(one), progress: None, seq: None }))
+}
+
+fn complete(w: &mut World, at: usize, one: &Dispatched) {
+    let done = Complete { held: held(one), result: None };
+    assert_eq!(w.call(at, Request::Complete(Box::new(done))), Ok(Response::Completed));
+}
+
+fn in_use(w: &World) -> [usize; 2] {
+    [keys::holders(P), keys::batch(P)].map(|index| w.store.members(&index).len())
+}
+
+fn hold(w: &mut World, at: usize, upstream: &str, for_ms: u64) {
+    let asked = HoldUpstream { upstream: upstream.into(), for_ms };
+    assert!(matches!(w.call(at, Request::HoldUpstream(asked)), Ok(Response::UpstreamHeld { .. })));
+}
+
+#[test]
+fn every_end_of_an_attempt_gives_its_slots_back() {
+    type End = fn(&mut World, &Dispatched);
+    let ends: [(&str, End); 6] = [
+        ("complete", |w, one| complete(w, 0, one)),
+        ("complete elsewhere", |w, one| complete(w, 1, one)),
+        ("fail", |w, one| {
+            let (held, error) = (held(one), ErrorInfo::default());
+            let failed = Fail { held, error, retryable: true, retry_in_ms: Some(1) };
+            w.call(1, Request::Fail(Box::new(failed))).unwrap();
+        }),
+        ("release", |w, one| drop(w.call(1, Request::Release(held(one))).unwrap())),
+        ("cancel", |w, one| drop(w.call(1, Request::Cancel { tenant: T.into(), job: one.job.id }).unwrap())),
+        ("lapse", |w, _| w.to(w.now_ms + 32_000)),
+    ];
+    for class in [Class::System, Class::Batch] {
+        for (name, end) in ends {
+            let mut w = world(4, Some(3));
+            submit(&mut w, |s| (s.cost, s.class) = (3, class));
+            let found = dispatch(&mut w, 0, &UPSTREAMS, 5);
+            assert_eq!(found.len(), 1, "{name}");
+            let batch = if class == Class::Batch { 3 } else { 0 };
+            assert_eq!(in_use(&w), [3, batch], "{name}");
+            end(&mut w, &found[0]);
+            assert_eq!(in_use(&w), [0, 0], "{name}");
+        }
+    }
+}
+
+#[test]
+fn no_more_are_claimed_than_there_are_slots_for_and_batch_leaves_its_share() {
+    let mut w = world(4, Some(2));
+    for class in [Class::Batch, Class::Batch, Class::Batch, Class::Batch] {
+        submit(&mut w, |s| s.class = class);
+    }
+    assert_eq!(dispatch(&mut w, 0, &UPSTREAMS, 9).len(), 2);
+    assert_eq!(dispatch(&mut w, 1, &UPSTREAMS, 9).len(), 0);
+    for _ in 0..3 {
+        submit(&mut w, |s| s.class = Class::Interactive);
+    }
+    let urgent = dispatch(&mut w, 1, &UPSTREAMS, 9);
+    assert_eq!((urgent.len(), in_use(&w)), (2, [4, 2]), "batch jobs do not pass the third");
+    assert!(urgent.iter().all(|one| one.job.class == Class::Interactive));
+    // Who waits for a slot comes before queued work of its class.
+    let wanted = Acquire {
+        tenant: T.into(),
+        pool: P.into(),
+        slot: None,
+        class: Class::Interactive,
+        cost: 1,
+        holder: None,
+        lease_ms: None,
+        wait_ms: 60_000,
+    };
+    let call = w.ask(0, Request::Acquire(Box::new(wanted)));
+    let next = poll(&mut w, 1);
+    complete(&mut w, 1, &urgent[0]);
+    assert!(matches!(w.answer(0, call), Some(Ok(Response::Slot { .. }))));
+    assert!(had(&mut w, 1, next).is_none());
+    complete(&mut w, 0, &urgent[1]);
+    let last = had(&mut w, 1, next).expect("the slot that came free wakes whoever runs jobs");
+    assert_eq!(last[0].job.class, Class::Interactive);
+}
+
+#[test]
+fn a_heartbeat_extends_lease_and_slots_and_neither_comes_back_once_it_is_lost() {
+    let mut w = world(1, None);
+    submit(&mut w, |s| s.lease_ms = Some(2_000));
+    let one = dispatch(&mut w, 0, &UPSTREAMS, 1).remove(0);
+    for _ in 0..5 {
+        w.to(w.now_ms + 1_500);
+        assert!(matches!(beat(&mut w, 1, &one), Ok(Response::Beat { lease_expires_at: Some(_), .. })));
+    }
+    let ends = |w: &World, index| w.store.members(&index)[0].0;
+    assert_eq!(ends(&w, keys::holders(P)), ends(&w, keys::LEASES));
+    // The slot's entry is lost: its room may be somebody else's now.
+    let unit = w.store.members(&keys::holders(P))[0].1.clone();
+    assert!(w.store.drop_member(&keys::holders(P), &unit));
+    assert_eq!(beat(&mut w, 0, &one), Err(Failure::SlotLost));
+    assert_eq!(w.call(0, Request::Release(held(&one))), Ok(Response::Released { status: Status::Queued }));
+    // Frozen past its lease: the job and the slot are another's.
+    let two = dispatch(&mut w, 1, &UPSTREAMS, 1).remove(0);
+    w.to(w.now_ms + 4_000);
+    let three = dispatch(&mut w, 0, &UPSTREAMS, 1).remove(0);
+    assert_eq!(two.job.id, three.job.id);
+    assert_eq!(beat(&mut w, 1, &two), Err(Failure::LeaseLost));
+    assert_eq!(in_use(&w), [1, 0]);
+}
+
+#[test]
+fn work_that_stays_on_the_premises_goes_nowhere_else() {
+    let mut w = world(9, None);
+    let kept = submit(&mut w, |s| s.on_prem = true);
+    assert!(dispatch(&mut w, 0, &["cloud"], 9).is_empty());
+    let found = dispatch(&mut w, 0, &UPSTREAMS, 9);
+    assert_eq!((found[0].job.id, found[0].upstream.as_str(), found[0].on_prem), (kept, "here", true));
+
+    let far = |tenant: &str, on_prem| {
+        let mut asked = Submit::new(tenant, "far", Content::json("1"));
+        asked.on_prem = on_prem;
+        asked
+    };
+    assert_eq!(w.submit(0, far(T, true)), Err(Failure::NoPlacement));
+    assert_eq!(w.submit(0, far("kept", false)), Err(Failure::NoPlacement), "whatever the job says");
+    assert!(w.submit(0, far(T, false)).is_ok());
+    // Nobody routes this queue: its workers are where their operator put them.
+    let mut other = far(T, true);
+    other.queue = "other".into();
+    assert!(w.submit(0, other).is_ok());
+
+    let jobs = w.store.records(b"job/").count();
+    let group = |children| CreateGroup {
+        common: far(T, false),
+        children,
+        max_parallel: None,
+        mode: Mode::CollectAll,
+        sealed: false,
+        open_timeout_ms: None,
+    };
+    let refused = w.call(0, Request::CreateGroup(Box::new(group(vec![far(T, false), far(T, true)]))));
+    assert_eq!(refused, Err(Failure::NoPlacement));
+    let Ok(Response::GroupCreated(open)) = w.call(0, Request::CreateGroup(Box::new(group(vec![far(T, false)])))) else {
+        panic!("it can be placed");
+    };
+    let page = vec![far(T, false), far(T, true)];
+    let more = Request::ExtendGroup { tenant: T.into(), group: open.id, from: 1, children: page };
+    assert_eq!(w.call(0, more), Err(Failure::NoPlacement));
+    assert_eq!(w.store.records(b"job/").count(), jobs + 1, "nothing of what was refused was created");
+}
+
+#[test]
+fn a_hold_is_everybodys_and_then_one_call_tells() {
+    let mut w = world(9, None);
+    for _ in 0..4 {
+        submit(&mut w, |s| s.on_prem = true);
+    }
+    let first = dispatch(&mut w, 0, &UPSTREAMS, 1).remove(0);
+    hold(&mut w, 0, "here", 3_000);
+    // A shorter one does not end it.
+    hold(&mut w, 1, "here", 10);
+    w.call(0, Request::Release(held(&first))).unwrap();
+    let waiting = poll(&mut w, 1);
+    w.to(w.now_ms + 2_500);
+    assert!(dispatch(&mut w, 0, &UPSTREAMS, 9).is_empty() && had(&mut w, 1, waiting).is_none());
+    w.to(w.now_ms + 600);
+    let probe = had(&mut w, 1, waiting).expect("whoever waits looks when the hold ends").remove(0);
+    assert!(probe.probe && probe.job.id == first.job.id);
+    assert!(dispatch(&mut w, 0, &UPSTREAMS, 9).is_empty(), "one at a time");
+    let Ok(Response::Upstreams(views)) = w.call(0, Request::Upstreams) else { panic!("no views") };
+    assert!(views[0].probing && views[0].held_until.is_some() && views[1].held_until.is_none());
+    // It fails: the next is tried.
+    let (held_by, error) = (held(&probe), ErrorInfo::default());
+    let failed = Fail { held: held_by, error, retryable: true, retry_in_ms: Some(60_000) };
+    w.call(1, Request::Fail(Box::new(failed))).unwrap();
+    let again = dispatch(&mut w, 0, &UPSTREAMS, 9);
+    assert_eq!((again.len(), again[0].probe), (1, true));
+    complete(&mut w, 1, &again[0]);
+    let rest = dispatch(&mut w, 0, &UPSTREAMS, 9);
+    assert_eq!((rest.len(), rest[0].probe), (2, false), "the hold is over");
+}
+
+#[test]
+fn a_claim_by_name_whose_reply_is_lost_is_had_once() {
+    for applied in [true, false] {
+        let mut w = world(2, None);
+        submit(&mut w, |_| {});
+        submit(&mut w, |_| {});
+        let call = w.ask(0, asked(&UPSTREAMS, 9, 0));
+        loop {
+            let (id, op) = w.replicas[0].calls.pop_front().expect("it asks the store");
+            if matches!(op, StoreOp::Commit(_)) {
+                if applied {
+                    w.apply(&op).unwrap();
+                }
+                w.input(0, Input::StoreReply { id, reply: Err(StoreError::Unknown) });
+                break;
+            }
+            let reply = w.apply(&op);
+            w.input(0, Input::StoreReply { id, reply });
+        }
+        w.to(w.now_ms + 4_500);
+        let found = had(&mut w, 0, call).expect("it is answered");
+        assert_eq!((found.len(), in_use(&w)), (2, [2, 0]), "applied at first: {applied}");
+        for one in &found {
+            complete(&mut w, 1, one);
+        }
+        assert_eq!(in_use(&w), [0, 0]);
+    }
+}
+
+#[test]
+fn bad_requests_for_jobs_are_refused() {
+    let mut w = world(1, None);
+    assert_eq!(w.call(0, asked(&["nowhere"], 1, 0)), Err(Failure::UnknownUpstream));
+    let nowhere = HoldUpstream { upstream: "nowhere".into(), for_ms: 1 };
+    assert_eq!(w.call(0, Request::HoldUpstream(nowhere)), Err(Failure::UnknownUpstream));
+    for (field, request) in [
+        ("upstreams", asked(&[], 1, 0)),
+        ("max", asked(&UPSTREAMS, 0, 0)),
+        ("wait_ms", asked(&UPSTREAMS, 1, u64::MAX)),
+        ("for_ms", Request::HoldUpstream(HoldUpstream { upstream: "here".into(), for_ms: 0 })),
+    ] {
+        match w.call(0, request) {
+            Err(Failure::Invalid { field: blamed, .. }) => assert_eq!(blamed, field),
+            other => panic!("{other:?}"),
+        }
+    }
+}
