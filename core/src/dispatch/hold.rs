@@ -20,12 +20,12 @@ pub struct Hold {
     pub until: Clock,
 }
 
-/// A hold as read. One that cannot be read holds nothing.
+/// A hold as read. One that cannot be read is over, and the next call tells.
 pub(super) fn of(record: &Record) -> Result<Option<(Version, Hold)>, Failure> {
     match decode_record::<Hold>(record) {
         Ok(found) => Ok(found),
         Err(Undecodable::Newer) => Err(Failure::NewerFormat { retry_after_ms: 10_000 }),
-        Err(Undecodable::Corrupt) => Ok(None),
+        Err(Undecodable::Corrupt) => Ok(record.version().map(|version| (version, Hold { until: 0 }))),
     }
 }
 

@@ -99,6 +99,9 @@ impl Oracle {
         }
         // A hold is shared: nothing goes there before its end, and then one call at a time.
         let hold = self.holds.get(&keys::hold(&placed.upstream)).filter(|r| r.lives(clock));
+        if hold.is_some_and(|r| r.value.is_none()) {
+            return Ok(());
+        }
         let until = hold.and_then(|r| r.value).map(|h| h.until);
         let probes = self.probes.get(&keys::probe(&placed.upstream)).map_or(0, |p| live(p, clock));
         if until.is_some_and(|until| until > clock) && !self.clock_back {
