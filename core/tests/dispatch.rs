@@ -317,3 +317,22 @@ fn bad_requests_for_jobs_are_refused() {
         }
     }
 }
+
+#[test]
+fn a_queue_deadline_that_comes_while_the_claim_is_on_its_way_counts() {
+    let mut w = world(1, None);
+    let job = submit(&mut w, |s| s.queue_ttl_ms = Some(1_000));
+    let call = w.ask(0, asked(&UPSTREAMS, 1, 0));
+    while !matches!(w.replicas[0].calls.front(), Some((_, StoreOp::Commit(_)))) {
+        assert!(w.perform(0));
+    }
+    w.now_ms += 1_500;
+    w.settle();
+    assert_eq!(had(&mut w, 0, call), Some(Vec::new()));
+    w.to(w.now_ms + 1_500);
+    match w.call(0, Request::Get { tenant: T.into(), job }) {
+        Ok(Response::Job(view)) => assert_eq!((view.status, view.deliveries), (Status::Expired, 0)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(in_use(&w), [0, 0]);
+}

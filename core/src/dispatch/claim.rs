@@ -167,6 +167,10 @@ impl Dispatch {
             // priority: the first of its class, while none of a class above stands there.
             Guard::Member(queued.clone(), member.clone(), Standing::First),
         ];
+        if job.deliveries == 0 && job.policy.queue_ttl_ms.is_some() {
+            // The clock of the commit decides whether its queue deadline has come.
+            guards.push(Guard::Member(keys::TTL, member.clone(), Standing::Live));
+        }
         guards.extend(sight.guards(upstream, &job, probe));
         let ends = lease::deadline(&job, 0, 0).map_or(length, |most| most.min(length));
         let mut writes = vec![
