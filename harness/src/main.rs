@@ -164,7 +164,7 @@ fn main() -> ExitCode {
         }
         Ok(broken) => {
             println!("BROKEN: {}", broken.len());
-            broken.iter().take(10).for_each(|what| println!("  {what}"));
+            broken.iter().take(100).for_each(|what| println!("  {what}"));
             ExitCode::from(10)
         }
         Err(error) => {

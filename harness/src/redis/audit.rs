@@ -7,6 +7,8 @@ use super::records::{CLASSES, Group, Job, OUTCOMES, Owner, STATUSES, decode, id}
 
 /// The score of what has no time.
 const MAX: u64 = (1 << 53) - 1;
+/// A group's mode that stops at its first dead child.
+const FAIL_FAST: u32 = 1;
 /// The Redis forgets a record a minute after its expiry; so much more is given.
 const GARBAGE_MS: u64 = 65_000;
 
@@ -176,6 +178,8 @@ impl<'a> Auditor<'a> {
             let right = match (group.stopped, done) {
                 (Some(2), _) => 4,
                 (Some(_), _) => 5,
+                // The last children were in flight when one died: nothing was left to be stopped.
+                (None, [_, dead, ..]) if group.mode == FAIL_FAST && dead > 0 => 4,
                 (None, [succeeded, ..]) if succeeded == sum => 2,
                 (None, [0, ..]) => 4,
                 (None, _) => 3,

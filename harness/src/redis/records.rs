@@ -75,6 +75,7 @@ pub struct Group {
     pub tenant: String,
     pub queue: String,
     pub class: u32,
+    /// 0 all children are run, 1 the first dead one stops it.
     pub mode: u32,
     pub max_parallel: Option<u32>,
     pub policy: Policy,
