@@ -7,7 +7,7 @@
 //! Reading order: [`setup`] (what a seed draws), [`world`] (the event loop), [`replicas`], [`links`] and
 //! [`store`] (what happens to what a replica says), [`faults`], [`clients`], [`owners`] of groups and [`workers`] (the load),
 //! [`oracle`] (what must hold), [`liveness`] (the phases of a run), [`scenarios`] (scripted worlds), [`sweep`] (every
-//! fault at every place of them).
+//! fault at every place of them), [`scope`] (small worlds, exhaustively).
 
 pub mod calls;
 pub mod choices;
@@ -23,6 +23,7 @@ pub mod plan;
 pub mod replicas;
 pub mod report;
 pub mod scenarios;
+pub mod scope;
 pub mod setup;
 pub mod shrink;
 pub mod store;

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use sim::plan::{self, Plan};
 use sim::report::{self, Options, Outcome, Soak};
+use sim::scope::{self, Scope};
 use sim::shrink::{self, Budget};
 use sim::strikes::Strike;
 use sim::sweep::{self, scripts};
@@ -24,6 +25,8 @@ USAGE
                                  the shortest plan found under which the same promise breaks
   sim sweep [--scenario NAME] [--pairs N] [--every N]
                                  short scripts, each once for every fault at every place, and for pairs
+  sim exhaust [--scope NAME] [--minutes N]
+                                 small worlds walked through whole: every order, every place of two faults
   sim sweep --scenario NAME --strike FAULT@PLACE…
                                  one of them, with a picture of what happened
 
@@ -37,7 +40,8 @@ OPTIONS
   --mute TOPIC          silence a kind of draw, as store-reply, chaos, crash-step, misbehave
   --digests             with --seeds: print only a digest for each seed
   --jobs N              threads (default: all cores)
-  --minutes N           with shrink: how long it may look (default 5)
+  --minutes N           with shrink: how long it may look (default 5); with exhaust: for each scope (60)
+  --faults N  --jumps N with exhaust: other bounds than the scope's own
   --pairs N             with sweep: sampled pairs of faults for each scenario (default 200)
   --every N             with sweep: only every n-th place (default 1)
   --store redis://…     run a real Redis beside the model: it must do the same, and the replicas live on it
@@ -64,6 +68,10 @@ struct Args {
     check_determinism: bool,
     shrink: bool,
     sweep: bool,
+    exhaust: bool,
+    scope: Option<String>,
+    faults: Option<u8>,
+    jumps: Option<u8>,
     scenario: Option<String>,
     strikes: Vec<Strike>,
     pairs: Option<usize>,
@@ -109,7 +117,11 @@ fn parse() -> Result<Option<Args>, String> {
             Long("check-determinism") => args.check_determinism = true,
             Value(word) if word == "shrink" => args.shrink = true,
             Value(word) if word == "sweep" => args.sweep = true,
+            Value(word) if word == "exhaust" => args.exhaust = true,
             Value(word) if word == "run" => {}
+            Long("scope") => args.scope = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("faults") => args.faults = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("jumps") => args.jumps = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("scenario") => args.scenario = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("strike") => args.strikes.push(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("pairs") => args.pairs = Some(parser.value().map_err(text)?.parse().map_err(text)?),
@@ -147,6 +159,9 @@ fn go(args: &Args) -> u8 {
     report::quiet_panics();
     if args.sweep {
         return sweep(args);
+    }
+    if args.exhaust {
+        return exhaust(args);
     }
     match (args.seeds, args.seed, &args.plan) {
         (Some((from, to)), None, None) => many(args, from, to),
@@ -222,6 +237,43 @@ fn sweep(args: &Args) -> u8 {
         println!("{}", again.map_or_else(String::new, |s| sweep::failure(&sweep::run(s, &ran.strikes, kept))));
     }
     swept.broken.first().map_or(report::HELD, sweep::status)
+}
+
+fn exhaust(args: &Args) -> u8 {
+    let chosen: Vec<&Scope> =
+        scope::ALL.iter().filter(|s| args.scope.as_deref().is_none_or(|only| only == s.name)).collect();
+    if chosen.is_empty() {
+        let names: Vec<&str> = scope::ALL.iter().map(|s| s.name).collect();
+        eprintln!("sim: no such scope; there are {}", names.join(", "));
+        return report::USAGE;
+    }
+    let limit = Duration::from_secs(60 * args.minutes.unwrap_or(60));
+    let next = AtomicUsize::new(0);
+    let worst = AtomicU8::new(report::HELD);
+    std::thread::scope(|threads_of| {
+        for _ in 0..threads(args).min(chosen.len()) {
+            threads_of.spawn(|| {
+                while let Some(of) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    worst.fetch_max(exhaust_one(&of.within(args.faults, args.jumps), limit), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    worst.load(Ordering::Relaxed)
+}
+
+fn exhaust_one(of: &Scope, limit: Duration) -> u8 {
+    let mut shown = Instant::now();
+    let walk = scope::walk(of, limit, &mut |so_far| {
+        if shown.elapsed() > Duration::from_secs(2) {
+            shown = Instant::now();
+            eprintln!("{}: {} states, {} ends so far", of.name, so_far.states, so_far.ends);
+        }
+    });
+    println!("{} ({} faults, {} jumps of time)", walk.summary(of.name), of.faults, of.jumps);
+    let Some((violation, path)) = &walk.broken else { return report::HELD };
+    print!("{}", scope::retrace(of, path));
+    if violation.promise.is_liveness() { report::LIVENESS } else { report::SAFETY }
 }
 
 fn threads(args: &Args) -> usize {

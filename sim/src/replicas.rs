@@ -28,6 +28,8 @@ pub struct Host {
     /// The timer that is set, and the number by which its event knows that it still is.
     pub timer: Option<u64>,
     pub timer_set: u32,
+    /// Inputs that the present life has taken.
+    pub inputs: u64,
     /// Calls in work.
     pub open: BTreeSet<CallId>,
     /// Good answers from the store in this life.
@@ -107,6 +109,7 @@ impl World {
         if let Input::StoreReply { reply: Ok(_), .. } = &input {
             host.answers += 1;
         }
+        host.inputs += 1;
         let now = host.elapsed_ms(self.now);
         let Some(replica) = &mut host.replica else { return };
         let mut out = Outputs::new();

@@ -293,6 +293,47 @@ impl World {
         }
     }
 
+    /// What is on its way and what is set, each with its number.
+    pub fn pending(&self) -> Vec<(u64, &Event)> {
+        let mut all: Vec<(u64, &Event)> = self.heap.iter().map(|Reverse(s)| (s.seq, &s.event)).collect();
+        all.sort_unstable_by_key(|(seq, _)| *seq);
+        all
+    }
+
+    /// Takes one of them away.
+    pub fn take(&mut self, seq: u64) -> Option<Event> {
+        let mut found = None;
+        self.heap.retain(|Reverse(s)| {
+            if s.seq == seq {
+                found = Some(s.event.clone());
+            }
+            s.seq != seq
+        });
+        found
+    }
+
+    /// Lets something happen now that was taken.
+    pub fn happens(&mut self, event: Event) {
+        self.happen(event);
+    }
+
+    /// Time runs on to the next timer of one replica; what else was due by then is late.
+    pub fn jump(&mut self, replica: usize) {
+        let set = |event: &Event| match event {
+            Event::Timer { replica: of, epoch, set } => {
+                usize::from(*of) == replica && self.timer_is_set(*of, *epoch, *set)
+            }
+            _ => false,
+        };
+        let next = self.heap.iter().find(|Reverse(s)| set(&s.event)).map(|Reverse(s)| (s.at, s.seq));
+        if let Some((at, seq)) = next {
+            self.now = self.now.max(at);
+            if let Some(event) = self.take(seq) {
+                self.happen(event);
+            }
+        }
+    }
+
     fn happen(&mut self, event: Event) {
         if let Event::Timer { replica, epoch, set } = event
             && !self.timer_is_set(replica, epoch, set)

@@ -6,10 +6,11 @@
 
 use leasehold_core::event::Kind;
 use leasehold_core::ids::GroupId;
-use leasehold_core::job::record::{ErrorInfo, Owner, Status};
+use leasehold_core::job::record::{Class, ErrorInfo, Owner, Status};
 use leasehold_core::opaque::Content;
 use leasehold_core::request::{
-    Beat, Claim, Complete, CreateGroup, EventCursor, EventView, Fail, GroupView, Held, JobView, Leased, Submit,
+    Acquire, Beat, Claim, Complete, CreateGroup, EventCursor, EventView, Fail, GroupView, Held, JobView, Leased,
+    SetPool, Submit,
 };
 use leasehold_core::{Failure, JobId, Outcome, Request, Response, Token};
 
@@ -21,6 +22,8 @@ use crate::setup::{MILLI, SECOND, Setup};
 use crate::world::{Event, Micros, World};
 
 pub const TENANT: &str = "default";
+/// The pool of scripts.
+pub const POOL: &str = "p";
 
 #[derive(Clone, Debug)]
 pub struct Script {
@@ -322,6 +325,28 @@ impl Script {
             .iter()
             .filter(|e| e.event.of == Owner::Group(group) && e.event.kind == Kind::GroupFinalized)
             .count()
+    }
+
+    // --- pools --------------------------------------------------------------------------------
+
+    pub fn set_pool(&mut self, replica: usize, total: u64) -> Outcome {
+        let set =
+            SetPool { tenant: TENANT.into(), pool: POOL.into(), total: Some(total), batch_max: None, lease_ms: None };
+        self.ask(replica, Request::SetPool(set))
+    }
+
+    /// The request that the next call makes for a slot of the scripts' pool, of 6 s.
+    pub fn acquire_request(&self, slot: Option<&str>, wait_ms: u64) -> Request {
+        Request::Acquire(Box::new(Acquire {
+            tenant: TENANT.into(),
+            pool: POOL.into(),
+            slot: slot.map(str::to_owned),
+            class: Class::Interactive,
+            cost: 1,
+            holder: Some(format!("h-{}", self.mark(0))),
+            lease_ms: Some(6_000),
+            wait_ms,
+        }))
     }
 
     // --- breaking things ----------------------------------------------------------------------

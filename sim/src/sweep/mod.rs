@@ -96,9 +96,13 @@ fn play(scenario: &Scenario, strikes: &[Strike], s: &mut Script) {
     s.world.strikes.on = true;
     (scenario.run)(s);
     s.world.strikes.on = false;
-    if s.broken().is_some() {
-        return;
+    if s.broken().is_none() {
+        end(s);
     }
+}
+
+/// The faults are over: what is left comes to its end, and the run ends as every run does.
+pub fn end(s: &mut Script) {
     s.world.heal();
     // What is still on its way arrives, and what was asked is answered.
     s.until(s.world.now + 12 * SECOND);

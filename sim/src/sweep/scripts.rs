@@ -5,10 +5,10 @@ use leasehold_core::group::record::Mode;
 use leasehold_core::ids::GroupId;
 use leasehold_core::job::record::{Backoff, Class, Status};
 use leasehold_core::opaque::Content;
-use leasehold_core::request::{Beat, CreateGroup, EventCursor, Fail, Leased, List, Start, Submit};
+use leasehold_core::request::{Beat, CreateGroup, EventCursor, Fail, Leased, List, SlotId, Start, Submit};
 use leasehold_core::{JobId, Request, Response};
 
-use crate::scenarios::{Script, TENANT, held, job, keyed, payload};
+use crate::scenarios::{POOL, Script, TENANT, held, job, keyed, payload};
 
 /// A named script on so many replicas.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +62,9 @@ pub const ALL: &[Scenario] = &[
     on(2, "group-cancelled", group_cancelled),
     on(2, "group-ends-twice", group_ends_twice),
     on(3, "group-of-three-replicas", group),
+    on(2, "slot", slot),
+    on(2, "slot-waited-for", slot_waited_for),
+    on(2, "slot-run-out", slot_run_out),
 ];
 
 /// Tries of one intent.
@@ -558,4 +561,67 @@ fn group_ends_twice(s: &mut Script) {
     }
     s.insist(0, |_| Request::Group { tenant: TENANT.into(), group, wait_ms: 2_000 });
     s.insist(1, |_| Request::Children { tenant: TENANT.into(), group, from: 0, limit: 10, contents: true });
+}
+
+// --- pools ------------------------------------------------------------------------------------------
+
+fn acquire(s: &mut Script, replica: usize, name: &str, wait_ms: u64) -> Option<SlotId> {
+    match s.insist(replica, |s| s.acquire_request(Some(name), wait_ms))? {
+        Response::Slot { id, .. } => Some(id),
+        _ => None,
+    }
+}
+
+fn give_back(s: &mut Script, replica: usize, slot: &SlotId) {
+    s.insist(replica, |_| Request::ReleaseSlot { tenant: TENANT.into(), pool: POOL.into(), slot: slot.clone() });
+}
+
+fn refresh(s: &mut Script, replica: usize, slot: &SlotId) {
+    s.insist(replica, |_| Request::RefreshSlot { tenant: TENANT.into(), pool: POOL.into(), slot: slot.clone() });
+}
+
+fn slot(s: &mut Script) {
+    s.set_pool(0, 1).ok();
+    let Some(slot) = acquire(s, 0, "a", 0) else { return };
+    acquire(s, 1, "b", 0);
+    s.pass(3_000);
+    refresh(s, 1, &slot);
+    give_back(s, 0, &slot);
+    if let Some(slot) = acquire(s, 1, "b", 0) {
+        give_back(s, 1, &slot);
+        give_back(s, 0, &slot);
+    }
+}
+
+fn slot_waited_for(s: &mut Script) {
+    s.set_pool(1, 1).ok();
+    let Some(slot) = acquire(s, 0, "a", 0) else { return };
+    let calls: Vec<_> = [(1, "b"), (0, "c")]
+        .into_iter()
+        .map(|(replica, name)| {
+            let request = s.acquire_request(Some(name), 4_000);
+            s.send(replica, request)
+        })
+        .collect();
+    s.pass(500);
+    give_back(s, 1, &slot);
+    for call in calls {
+        if let Ok(Response::Slot { id, .. }) = s.wait(call) {
+            give_back(s, 0, &id);
+        }
+    }
+}
+
+/// A holder that comes back when its slot has run out and another has it.
+fn slot_run_out(s: &mut Script) {
+    s.set_pool(0, 1).ok();
+    let Some(late) = acquire(s, 0, "a", 0) else { return };
+    s.pass(7_500);
+    let other = acquire(s, 1, "b", 2_000);
+    refresh(s, 0, &late);
+    give_back(s, 0, &late);
+    if let Some(other) = other {
+        refresh(s, 1, &other);
+        give_back(s, 0, &other);
+    }
 }
