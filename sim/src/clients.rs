@@ -192,7 +192,7 @@ impl World {
         if !self.setup.config.routing.routes.is_empty() {
             let at = Topic::Dispatcher.of(64);
             s.on_prem = c.draw(at, 5) == 4;
-            s.cost = *c.pick(at, &[1, 1, 1, 2, 3]);
+            s.cost = *c.pick(at, &[1, 1, 1, 1, 2]);
         }
         s.metadata = one_of(6, 0, 9, c).map(|n| Opaque::new(format!("{{\"m\":{n}}}")));
         s

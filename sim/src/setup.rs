@@ -216,8 +216,8 @@ impl Setup {
     }
 }
 
-/// Two upstreams on the premises, one of them without a pool, and one that is not. The second queue's work can
-/// go to that one only.
+/// Two upstreams on the premises, one of them without a pool, and one that is not. That one has a pool of its own,
+/// for which nobody else waits. The second queue's work can go there only.
 fn routing(s: &Setup) -> Routing {
     let pool = |n: usize| Some(pool_name(n as u64));
     let upstream = |name: &str, pool, on_prem| Upstream { name: name.into(), pool, on_prem };
@@ -231,7 +231,7 @@ fn routing(s: &Setup) -> Routing {
     Routing {
         upstreams: vec![
             upstream("here", pool(0), true),
-            upstream("cloud", pool(s.pools - 1), false),
+            upstream("cloud", pool(s.pools), false),
             upstream("free", None, true),
         ],
         routes: routes.collect(),
@@ -306,6 +306,6 @@ fn draw_manners(c: &mut impl Choices) -> Manners {
         fail: weight(50, 500),
         release: weight(20, 200),
         poison: weight(20, 150),
-        busy: weight(20, 300),
+        busy: weight(100, 500),
     }
 }

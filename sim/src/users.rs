@@ -322,7 +322,8 @@ impl World {
         if self.phase != Phase::Chaos {
             return;
         }
-        let n = self.choices.draw(at, self.setup.pools as u64);
+        let own = usize::from(!self.setup.config.routing.routes.is_empty());
+        let n = self.choices.draw(at, (self.setup.pools + own) as u64);
         let (tenant, pool) = (self.tenant(0), pool_name(n));
         let request = match self.choices.draw(at, 12) {
             0..=7 => {
@@ -337,7 +338,7 @@ impl World {
         };
         let r = self.any_replica(Topic::Pools, 0);
         self.call(Caller::Operator, 0, r, request, 6 * SECOND);
-        let after = 1 + self.choices.draw(at, 8 * SECOND);
+        let after = 1 + self.choices.draw(at, 5 * SECOND);
         self.schedule(after, Event::Pools);
     }
 }

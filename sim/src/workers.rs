@@ -157,7 +157,7 @@ impl World {
 
     fn claim(&mut self, w: usize) {
         let routed = !self.setup.config.routing.routes.is_empty() && !self.workers[w].repeat;
-        if routed && self.choices.draw(Topic::Dispatcher.of(w), 2) == 1 {
+        if routed && self.choices.draw(Topic::Dispatcher.of(w), 4) > 0 {
             return self.dispatch(w);
         }
         let at = Topic::Worker.of(w);
