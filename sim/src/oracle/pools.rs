@@ -179,7 +179,8 @@ impl PoolFacts {
         if past(&held) && past(&batch) {
             return Ok(());
         }
-        let end = held.first().map(|u| u.2);
+        // What is left of an earlier grant of the name is past its time, and counts for nothing.
+        let end = held.iter().map(|u| u.2).find(|end| *end > clock);
         let wanted: BTreeSet<(Version, u32)> = (1..=slot.cost).map(|n| (slot.nonce, n)).collect();
         let has = |units: &[(Version, u32, Score)]| -> BTreeSet<(Version, u32)> {
             units.iter().filter(|u| u.2 > clock && Some(u.2) == end).map(|u| (u.0, u.1)).collect()
