@@ -230,8 +230,38 @@ impl Coming {
         Ok(Read { bytes: all.freeze(), share })
     }
 
+    /// Reads at most about `most` bytes, and `false` if there is more. Of a body that says that it is larger than
+    /// `max` nothing is read but what lets the client see its answer.
+    pub async fn spool(&mut self, most: usize, max: u64, budget: &Budget) -> Result<(Read, bool), Problem> {
+        if self.body.size_hint().lower() > max {
+            return Err(Problem::TooLarge { max, close: self.waits || !self.drop_rest(0).await });
+        }
+        let mut all = BytesMut::new();
+        let mut share: Option<Taken> = None;
+        while all.len() < most {
+            let Some(piece) = self.next().await? else { return Ok((Read { bytes: all.freeze(), share }, true)) };
+            let fits = all.len() + piece.len() <= SMALL
+                || match &mut share {
+                    Some(share) => share.more(piece.len()),
+                    None => {
+                        share = budget.take(all.len() + piece.len());
+                        share.is_some()
+                    }
+                };
+            let seen = (all.len() + piece.len()) as u64;
+            if seen > max {
+                return Err(Problem::TooLarge { max, close: !self.drop_rest(seen).await });
+            }
+            if !fits {
+                return Err(Problem::Busy { close: !self.drop_rest(seen).await });
+            }
+            all.extend_from_slice(&piece);
+        }
+        Ok((Read { bytes: all.freeze(), share }, false))
+    }
+
     /// The next piece of data; trailers are passed over.
-    async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
         loop {
             let frame = poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx));
             match tokio::time::timeout_at(self.until, frame).await {

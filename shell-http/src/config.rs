@@ -9,6 +9,7 @@ use leasehold_core::Config as Core;
 
 use crate::limits::Limits;
 use crate::store::Address;
+use crate::upstream::settings::Gateway;
 
 /// Transactions in one commit to a Redis, which does nothing else meanwhile: at some 30 µs each it is
 /// back after a few milliseconds.
@@ -69,6 +70,8 @@ pub struct Config {
     /// What one connection, and all together, may ask of the server.
     pub limits: Limits,
     pub redis: leasehold_redis::Options,
+    /// Pools and upstreams: in the file only.
+    pub gateway: Gateway,
 }
 
 impl Default for Config {
@@ -84,6 +87,7 @@ impl Default for Config {
             lease: Duration::from_millis(core.lease_ms),
             limits: Limits::default(),
             redis: leasehold_redis::Options::default(),
+            gateway: Gateway::default(),
         }
     }
 }
@@ -144,13 +148,13 @@ impl std::error::Error for BadConfig {}
 impl Config {
     /// Reads file, environment and flags.
     pub fn load(flags: &Flags, env: impl IntoIterator<Item = (String, String)>) -> Result<Config, BadConfig> {
-        let env: Vec<(String, String)> = env.into_iter().filter(|(k, _)| k.starts_with("LEASEHOLD_")).collect();
+        let env: Vec<(String, String)> = env.into_iter().collect();
         let mut config = Config::default();
         let named = env.iter().find(|(k, _)| k == "LEASEHOLD_CONFIG").map(|(_, v)| PathBuf::from(v));
         if let Some(path) = flags.config.clone().or(named) {
-            config.file(&path)?;
+            config.file(&path, &env)?;
         }
-        for (name, value) in &env {
+        for (name, value) in env.iter().filter(|(k, _)| k.starts_with("LEASEHOLD_")) {
             if OTHERS.contains(&name.as_str()) || is_service_link(name) {
                 continue;
             }
@@ -162,11 +166,16 @@ impl Config {
         Ok(config)
     }
 
-    fn file(&mut self, path: &Path) -> Result<(), BadConfig> {
+    /// `env`: where the file may say that a secret is.
+    fn file(&mut self, path: &Path, env: &[(String, String)]) -> Result<(), BadConfig> {
         let bad = |why: String| BadConfig(format!("{}: {why}", path.display()));
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
         for (key, value) in &table {
+            if Gateway::KEYS.contains(&key.as_str()) {
+                self.gateway.set(key, value, env).map_err(bad)?;
+                continue;
+            }
             let text = match value {
                 toml::Value::String(text) => text.clone(),
                 toml::Value::Integer(n) => n.to_string(),
@@ -178,7 +187,7 @@ impl Config {
             };
             self.set(key, &text).map_err(bad)?;
         }
-        Ok(())
+        self.gateway.check().map_err(bad)
     }
 
     fn flags(&mut self, flags: &Flags) -> Result<(), BadConfig> {
@@ -310,15 +319,17 @@ impl Config {
         }
         table.insert("insecure_listen".into(), self.insecure_listen.into());
         table.insert("require_noeviction".into(), self.redis.require_noeviction.into());
+        self.gateway.to_toml(&mut table);
         table.to_string()
     }
 }
 
 fn unknown(key: &str) -> String {
-    format!("there is no key `{}`; there are: {}", key.escape_debug(), KEYS.join(", "))
+    let tables = Gateway::KEYS.join("]], [[");
+    format!("there is no key `{}`; there are: {}, and [[{tables}]]", key.escape_debug(), KEYS.join(", "))
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -385,13 +396,18 @@ mod tests {
         assert_eq!(config.grace, Duration::from_secs(3));
         assert_eq!(config.limits.max_body, 100);
         assert_eq!(with_file(&config.to_toml(), &[], Flags::default()), Ok(config), "what is printed can be read");
+        let pool = "[[pools]]\nname = \"gpu\"\ntotal = 8";
+        let config = with_file(pool, &[], Flags::default()).unwrap();
+        assert_eq!(config.gateway.pools.len(), 1);
+        assert_eq!(with_file(&config.to_toml(), &[], Flags::default()), Ok(config));
     }
 
     #[test]
     fn complaints_name_what_is_wrong() {
         for (file, word) in [
             ("colour = 1", "colour"),
-            ("[[pools]]\nname = \"x\"", "pools"),
+            ("[[pools]]\nname = \"x\"", "pools.x.total"),
+            ("[[upstreams]]\nname = \"x\"", "upstreams.x.url"),
             ("grace = 20", "grace"),
             ("grace = []", "grace"),
             ("max_body = \"1TB\"", "max_body"),

@@ -34,6 +34,8 @@ const LOOK: Duration = Duration::from_millis(250);
 const CLOSING: Duration = Duration::from_millis(500);
 /// From accepting the last connection to the end of waiting for its call.
 const LAST_CALL: Duration = Duration::from_millis(200);
+/// For giving back the slots of calls that are stopped at the end.
+const LAST_SLOTS: Duration = Duration::from_millis(1_500);
 /// Kept of the grace for the end, if it is long enough.
 const RESERVE: Duration = Duration::from_secs(3);
 
@@ -91,9 +93,12 @@ impl Serving {
         let _ = timeout(LAST_CALL.min(grace / 8), all_gone.recv()).await;
         // Without connections there is nobody to tell.
         let _ = ending.send(true);
-        if timeout_at(end, all_gone.recv()).await.is_err() {
+        // Calls to upstreams are stopped a moment before, so that their slots are given back.
+        let last = end.checked_sub(LAST_SLOTS.min(grace / 8)).unwrap_or(end);
+        if timeout_at(last, all_gone.recv()).await.is_err() {
             tracing::warn!("what is in work now is left: the time of grace is over");
         }
+        app.gateway.end(end).await;
     }
 
     /// Returns when no job is running, or when that cannot be known.

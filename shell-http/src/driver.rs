@@ -186,6 +186,22 @@ impl Driver {
         outcome.unwrap_or(Err(GONE))
     }
 
+    /// Asks until `gone`. `None`: the replica was told that nobody waits, before it had answered, and sees to it
+    /// that nothing is left of it. What it had answered by then is given: a slot that was granted must be given
+    /// back by somebody.
+    pub async fn ask_unless(&self, request: Request, gone: impl Future<Output = ()>) -> Option<Outcome> {
+        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
+        let (reply, mut answer) = oneshot::channel();
+        self.shared.push(|inbox| inbox.messages.push(Message::Ask { id, request, reply }));
+        tokio::select! {
+            biased;
+            outcome = &mut answer => return Some(outcome.unwrap_or(Err(GONE))),
+            () = gone => {}
+        }
+        self.shared.push(|inbox| inbox.messages.push(Message::Gone(id)));
+        answer.await.ok()
+    }
+
     pub fn store_watch(&self) -> &StoreWatch {
         &self.watch
     }

@@ -6,7 +6,8 @@
 //!
 //! Reading order: [`routes`] (every call there is), [`wire`] (JSON to plain data and back),
 //! [`problem`] (what clients hear when something was not done), [`driver`] (the loop), [`serve`] (from
-//! start to end), [`connection`] (what one connection may take), [`limits`].
+//! start to end), [`connection`] (what one connection may take), [`limits`], [`upstream`] (servers
+//! that are called, and slots for calls), [`proxy`].
 
 pub mod body;
 pub mod cli;
@@ -19,8 +20,10 @@ pub mod listener;
 pub mod metrics;
 pub mod openapi;
 pub mod problem;
+pub mod proxy;
 pub mod request_id;
 pub mod routes;
 pub mod serve;
 pub mod store;
+pub mod upstream;
 pub mod wire;

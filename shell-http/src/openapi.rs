@@ -117,9 +117,16 @@ fn operation(route: &Route, schemas: &Value) -> Value {
         let schema = json!({"type": "string", "pattern": EVENT_ID});
         header("Last-Event-ID", "The last event seen, instead of `after`.", schema);
     }
+    if route.call == Call::Proxy {
+        let wait = json!({"type": "integer", "minimum": 0, "maximum": 60000, "default": 30000});
+        header("Leasehold-Wait-Ms", "How long to wait for a slot.", wait);
+        header("Leasehold-On-Prem", "Only upstreams that are `on_prem`.", json!({"type": "boolean"}));
+        let what = "Answer with server-sent events at once, and tell the place in line while it waits.";
+        header("Leasehold-Queue-Events", what, json!({"type": "boolean"}));
+    }
     header("X-Request-Id", "Names the call in the server's log.", json!({"type": "string"}));
     let mut operation = json!({
-        "operationId": operation_id(route.call),
+        "operationId": operation_id(route),
         "summary": route.summary,
         "parameters": parameters,
         "responses": responses(route),
@@ -176,7 +183,7 @@ fn links() -> Value {
         let mut body = more;
         body["token"] = "$response.body#/jobs/0/token".into();
         let parameters = json!({"id": "$response.body#/jobs/0/id"});
-        json!({"operationId": operation_id(call), "parameters": parameters, "requestBody": body})
+        json!({"operationId": call_id(call), "parameters": parameters, "requestBody": body})
     };
     json!({
         "complete": link(Call::Complete, json!({"result": null})),
@@ -199,6 +206,8 @@ fn reason(status: u16) -> &'static str {
         422 => "a field or parameter is wrong, see `field`; or `bad_cursor`, `idempotency_key_reused`",
         429 => "too much in work: `mailbox_full`; no slot was free in time: `pool_full`. Certainly not done",
         500 => "a defect of the server's: `internal`",
+        502 => "the upstream did not answer, or not with HTTP: `upstream_failed`",
+        504 => "the upstream took too long: `upstream_timeout`",
         503 => "not done for now, see `code`; after `outcome_unknown` repeat with the same key, token or claim id",
         _ => "not done; see `code`",
     }
@@ -238,8 +247,17 @@ fn parameter(call: Call, name: &str, schemas: &Value) -> (Value, &'static str) {
     }
 }
 
+/// The call, and of one that has several methods also the method.
+fn operation_id(route: &Route) -> String {
+    let id = call_id(route.call);
+    match route.call {
+        Call::Proxy => format!("{id}_{}", route.method.as_str().to_ascii_lowercase()),
+        _ => id,
+    }
+}
+
 /// `SubmitBatch` as `submitBatch`.
-fn operation_id(call: Call) -> String {
+fn call_id(call: Call) -> String {
     let name = format!("{call:?}");
     let mut chars = name.chars();
     chars.next().map(|c| c.to_lowercase().chain(chars).collect()).unwrap_or_default()
@@ -265,7 +283,7 @@ mod tests {
         let routed: BTreeSet<(String, String)> =
             ROUTES.iter().map(|r| (r.method.as_str().to_owned(), r.path.to_owned())).collect();
         assert_eq!(described, routed);
-        let ids: BTreeSet<String> = ROUTES.iter().map(|r| operation_id(r.call)).collect();
+        let ids: BTreeSet<String> = ROUTES.iter().map(operation_id).collect();
         assert_eq!(ids.len(), ROUTES.len(), "operation ids differ");
     }
 

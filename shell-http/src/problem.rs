@@ -50,6 +50,17 @@ pub enum Problem {
     },
     /// All connections are taken.
     Crowded,
+    /// No upstream has this model, or none that may have the work.
+    UnknownModel,
+    /// No upstream of the model is called for now.
+    UpstreamUnavailable {
+        retry_after_ms: u64,
+    },
+    /// The upstream did not answer, or not with HTTP.
+    UpstreamFailed {
+        detail: &'static str,
+    },
+    UpstreamTimeout,
     /// A defect of the server's.
     Internal,
 }
@@ -235,9 +246,13 @@ impl Problem {
         "unknown_group",
         "unknown_job",
         "unknown_key",
+        "unknown_model",
         "unknown_path",
         "unknown_pool",
         "unknown_queue",
+        "upstream_failed",
+        "upstream_timeout",
+        "upstream_unavailable",
         "uri_too_long",
         "wrong_method",
         "wrong_offset",
@@ -293,6 +308,25 @@ impl Problem {
                 "Too many connections",
                 "Certainly not done. Send it again after the time in Retry-After, or over a connection that is open.",
             ),
+            Problem::UnknownModel => row(
+                S::NOT_FOUND,
+                "No such model",
+                "No upstream has this model, or none that is on_prem if that is asked for. Nothing was sent.",
+            ),
+            Problem::UpstreamUnavailable { .. } => row(
+                S::SERVICE_UNAVAILABLE,
+                "No upstream can be called",
+                "Each upstream of this model has failed lately or has asked to be left alone. Nothing was sent: send \
+                 it again after the time in Retry-After.",
+            ),
+            Problem::UpstreamFailed { .. } => {
+                row(S::BAD_GATEWAY, "The upstream failed", "It may have done some of what it was asked for.")
+            }
+            Problem::UpstreamTimeout => row(
+                S::GATEWAY_TIMEOUT,
+                "The upstream took too long",
+                "It was hung up on. It may have done some of what it was asked for.",
+            ),
             Problem::Internal => row(
                 S::INTERNAL_SERVER_ERROR,
                 "A defect of the server",
@@ -316,6 +350,10 @@ impl Problem {
             Problem::CrossOrigin => "cross_origin",
             Problem::Busy { .. } => "mailbox_full",
             Problem::Crowded => "too_many_connections",
+            Problem::UnknownModel => "unknown_model",
+            Problem::UpstreamUnavailable { .. } => "upstream_unavailable",
+            Problem::UpstreamFailed { .. } => "upstream_failed",
+            Problem::UpstreamTimeout => "upstream_timeout",
             Problem::Internal => "internal",
         }
     }
@@ -328,6 +366,7 @@ impl Problem {
     pub fn retry_after(&self) -> Option<u64> {
         match self {
             Problem::Failure(failure) => failure.retry_after_ms().map(|ms| ms.div_ceil(1_000).max(1)),
+            Problem::UpstreamUnavailable { retry_after_ms } => Some(retry_after_ms.div_ceil(1_000).max(1)),
             Problem::Busy { .. } | Problem::Crowded => Some(1),
             _ => None,
         }
@@ -370,6 +409,7 @@ impl Problem {
             }
             Problem::NotJson { detail } => object.str("detail", detail),
             Problem::NotHttp { detail } => object.str("detail", detail),
+            Problem::UpstreamFailed { detail: what } => object.str("detail", &format!("{what}. {detail}")),
             Problem::UriTooLong { max } => object.str("detail", &format!("A URI may have {max} bytes. {detail}")),
             Problem::TooLarge { max, .. } => object.str("detail", &format!("A body may have {max} bytes. {detail}")),
             _ => object.str("detail", detail),

@@ -13,6 +13,7 @@ use crate::driver::{self, Running};
 use crate::listener::{self, Door};
 use crate::routes::App;
 use crate::store::{Address, AnyStore};
+use crate::upstream::Gateway;
 
 /// Between two looks at whether the replica lives.
 const PULSE: Duration = Duration::from_secs(1);
@@ -26,7 +27,8 @@ pub fn serve(config: &Config) -> io::Result<()> {
     let max_connections = listener::room_for(config.limits.max_connections);
     let running =
         driver::start(config.core(), driver::seed()?, |deliver| AnyStore::open(&config.store, &config.redis, deliver))?;
-    let app = Arc::new(App::new(running.driver(), config.limits.clone(), !config.insecure_listen));
+    let gateway = Gateway::new(&config.gateway, running.driver()).map_err(io::Error::other)?;
+    let app = Arc::new(App::new(running.driver(), config.limits.clone(), !config.insecure_listen, Arc::new(gateway)));
     if config.store == Address::Memory {
         tracing::warn!("the store is in memory: every job is gone when this process ends");
     }
@@ -66,6 +68,7 @@ impl Signals {
 
 async fn run(listener: TcpListener, app: Arc<App>, max_connections: usize, grace: Duration) -> io::Result<()> {
     let mut signals = Signals::new()?;
+    app.gateway.start();
     let serving = Serving::new(Door::new(listener, max_connections), app.clone());
     tokio::select! {
         () = serving.serve() => {}

@@ -7,6 +7,7 @@ mod process;
 mod queues;
 mod store;
 mod text;
+mod upstreams;
 
 use std::time::{Duration, Instant};
 
@@ -135,6 +136,7 @@ pub async fn page(app: &App) -> Response {
     seen.facts.write(&mut page);
     queues::write(&mut page, seen.queues);
     pools::write(&mut page, seen.pools);
+    upstreams::write(&mut page, &app.gateway);
     let mut response = Response::new(Body::full(page.into_text()));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"));

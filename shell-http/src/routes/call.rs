@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Instant;
@@ -24,7 +25,9 @@ use crate::limits::Limits;
 use crate::metrics::{self, Counters};
 use crate::openapi;
 use crate::problem::Problem;
-use crate::request_id::{RequestIds, X_REQUEST_ID};
+use crate::proxy;
+use crate::request_id::{RequestId, RequestIds, X_REQUEST_ID};
+use crate::upstream::Gateway;
 use crate::wire::decode::{self, Under};
 use crate::wire::json::Object;
 use crate::wire::submit::{self, Carried, TENANT};
@@ -48,6 +51,7 @@ pub struct App {
     pub budget: Budget,
     pub counters: Counters,
     pub metrics: metrics::Cache,
+    pub gateway: Arc<Gateway>,
     /// Told to end: claims are refused, and each answer is its connection's last.
     pub draining: AtomicBool,
     /// About to stop listening: only what ends or extends a lease is still taken.
@@ -57,7 +61,7 @@ pub struct App {
 }
 
 impl App {
-    pub fn new(driver: Driver, limits: Limits, loopback_only: bool) -> Self {
+    pub fn new(driver: Driver, limits: Limits, loopback_only: bool, gateway: Arc<Gateway>) -> Self {
         App {
             driver,
             budget: Budget::new(usize::try_from(limits.max_body_memory).unwrap_or(usize::MAX)),
@@ -65,6 +69,7 @@ impl App {
             loopback_only,
             counters: Counters::new(),
             metrics: metrics::Cache::default(),
+            gateway,
             draining: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             started: Instant::now(),
@@ -100,7 +105,7 @@ pub async fn handle(
         }
         match found {
             Ok((n, arguments)) => {
-                call(&app, &ROUTES[n], arguments, &parts, body).await.unwrap_or_else(|problem| problem.response())
+                call(&app, &ROUTES[n], arguments, &parts, body, &id).await.unwrap_or_else(|problem| problem.response())
             }
             Err(problem) => refuse(body, problem).await,
         }
@@ -144,7 +149,7 @@ async fn caught<T>(call: impl Future<Output = T>) -> Option<T> {
 }
 
 /// Refuses a call after its body has been read: a connection with half a body in it cannot go on.
-async fn refuse(body: Coming, problem: Problem) -> Response {
+pub(crate) async fn refuse(body: Coming, problem: Problem) -> Response {
     let read = body.forget().await;
     let mut response = problem.response();
     if !read {
@@ -173,16 +178,25 @@ fn is_host(host: &[u8]) -> bool {
 }
 
 async fn call(
-    app: &std::sync::Arc<App>,
+    app: &Arc<App>,
     route: &Route,
     [argument, second]: Arguments<'_>,
     parts: &Parts,
     coming: Coming,
+    id: &RequestId,
 ) -> Result<Response, Problem> {
     let headers = &parts.headers;
     let changes = !matches!(parts.method, Method::GET | Method::HEAD);
+    // A call that is passed on takes a slot, whatever its method.
+    let changes = changes || route.call == Call::Proxy;
     if changes && is_cross_origin(headers) || app.loopback_only && is_rebound(headers) {
         return Ok(refuse(coming, Problem::CrossOrigin).await);
+    }
+    if route.call == Call::Proxy {
+        return Ok(match app.closing.load(Ordering::Relaxed) {
+            true => refuse(coming, Failure::Draining { retry_after_ms: 1_000 }.into()).await,
+            false => proxy::call(app, &argument, &second, parts, coming, id).await,
+        });
     }
     let query = parts.uri.query().unwrap_or_default();
     let read = coming.read(app.limits.max_body, &app.budget).await?;
@@ -281,6 +295,8 @@ async fn call(
         Call::Metrics => return Ok(metrics::page(app).await),
         Call::Description => return Ok(description()),
         Call::Page => return page::page(app).await,
+        // Passed on above.
+        Call::Proxy => return Err(Problem::Internal),
     };
     answer::outcome(app.driver.ask(request).await)
 }

@@ -7,6 +7,7 @@ mod groups;
 mod page;
 
 pub use answer::{batch_answer, item};
+pub(crate) use call::refuse;
 pub use call::{App, handle};
 
 use std::borrow::Cow;
@@ -59,6 +60,7 @@ pub enum Call {
     Acquire,
     RefreshSlot,
     ReleaseSlot,
+    Proxy,
     Events,
     Audit,
     Repair,
@@ -144,6 +146,9 @@ const CREATED: &[Answer] =
     &[json(201, "Job", "the job"), json(200, "Job", "the job that the idempotency key names already")];
 const JOB: &[Answer] = &[json(200, "Job", "the job")];
 const QUEUE: &[Answer] = &[json(200, "Queue", "the queue")];
+const PASSED_ON: &[Answer] = &[bytes(200, "*/*", "what the upstream answers, with its status, as it comes")];
+const PROXY_PROBLEMS: &[u16] = &[404, 502, 504];
+const PROXY: &str = "Call an upstream that has this model, waiting for a slot of its pool.";
 const BATCH_LEASES: &[Answer] = &[json(200, "BatchOutcomes", "an outcome for each item, in order")];
 /// Options of a raw submit: those of `wire::submit::FIELDS` that are not the job's identity.
 const RAW: &[&str] = match crate::wire::submit::FIELDS.split_at_checked(5) {
@@ -152,7 +157,7 @@ const RAW: &[&str] = match crate::wire::submit::FIELDS.split_at_checked(5) {
 };
 
 macro_rules! routes {
-    ($($method:ident $path:literal $call:ident $takes:expr, $query:expr, $answers:expr, $problems:expr, $summary:literal;)*) => {
+    ($($method:ident $path:literal $call:ident $takes:expr, $query:expr, $answers:expr, $problems:expr, $summary:expr;)*) => {
         &[$(Route { method: Method::$method, path: $path, call: Call::$call, summary: $summary,
             takes: $takes, query: $query, answers: $answers, problems: $problems }),*]
     };
@@ -254,6 +259,12 @@ pub static ROUTES: &[Route] = routes! {
     DELETE "/v1/pools/{pool}/slots/{slot}" ReleaseSlot Nothing, &[],
         &[nothing(204, "it is not held, and nobody waits for it")], &[],
         "Give a slot back, or leave the line.";
+    GET "/v1/proxy/{model}/{path}" Proxy Bytes, &[], PASSED_ON, PROXY_PROBLEMS, PROXY;
+    POST "/v1/proxy/{model}/{path}" Proxy Bytes, &[], PASSED_ON, PROXY_PROBLEMS, PROXY;
+    PUT "/v1/proxy/{model}/{path}" Proxy Bytes, &[], PASSED_ON, PROXY_PROBLEMS, PROXY;
+    PATCH "/v1/proxy/{model}/{path}" Proxy Bytes, &[], PASSED_ON, PROXY_PROBLEMS, PROXY;
+    DELETE "/v1/proxy/{model}/{path}" Proxy Bytes, &[], PASSED_ON, PROXY_PROBLEMS, PROXY;
+    OPTIONS "/v1/proxy/{model}/{path}" Proxy Bytes, &[], PASSED_ON, PROXY_PROBLEMS, PROXY;
     GET "/v1/events" Events Nothing, decode::EVENTS,
         &[json(200, "Events", "events after the one named, or a stream of them (`Accept: text/event-stream`)")], &[],
         "What has happened.";
@@ -315,6 +326,9 @@ fn entries() -> &'static [Vec<Entry>] {
 
 /// Finds the route, by its place in [`ROUTES`], and the path's arguments.
 pub fn find<'a>(method: &Method, path: &'a str) -> Result<(usize, Arguments<'a>), Problem> {
+    if let Some(tail) = path.strip_prefix(PROXY_PREFIX) {
+        return proxied(method, tail);
+    }
     let tail = path.strip_prefix('/').ok_or(Problem::UnknownPath)?;
     let len = 1 + tail.bytes().filter(|b| *b == b'/').count();
     for entry in entries().get(len).map(Vec::as_slice).unwrap_or_default() {
@@ -352,6 +366,23 @@ pub fn find<'a>(method: &Method, path: &'a str) -> Result<(usize, Arguments<'a>)
     Err(Problem::UnknownPath)
 }
 
+/// What follows is a model and the whole rest of the path, which the upstream gets as it stands.
+const PROXY_PREFIX: &str = "/v1/proxy/";
+
+fn proxied<'a>(method: &Method, tail: &'a str) -> Result<(usize, Arguments<'a>), Problem> {
+    let (model, rest) = tail.split_once('/').ok_or(Problem::UnknownPath)?;
+    let model = query::decode(model, false).filter(|m| !m.is_empty()).ok_or(Problem::UnknownPath)?;
+    let method = if *method == Method::HEAD { &Method::GET } else { method };
+    let all = || ROUTES.iter().enumerate().filter(|(_, route)| route.call == Call::Proxy);
+    match all().find(|(_, route)| route.method == *method) {
+        Some((n, _)) => Ok((n, [model, Cow::Borrowed(rest)])),
+        None => {
+            let allow: Vec<&str> = all().map(|(_, route)| route.method.as_str()).chain(["HEAD"]).collect();
+            Err(Problem::WrongMethod { allow: allow.join(", ") })
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -359,9 +390,9 @@ mod tests {
     #[test]
     fn every_route_is_found_by_its_own_path() {
         for (n, route) in ROUTES.iter().enumerate() {
-            let names = ["{queue}", "{key}", "{pool}"];
+            let names = ["{queue}", "{key}", "{pool}", "{model}"];
             let path = names.iter().fold(route.path.replace("{id}", "x"), |path, name| path.replace(name, "a%2Fb"));
-            let path = path.replace("{slot}", "c%3A");
+            let path = path.replace("{slot}", "c%3A").replace("{path}", "c:/d%2Fe/");
             let (found, [argument, second]) = find(&route.method, &path).unwrap();
             assert_eq!(found, n, "{path}");
             let expected = if path.contains("/x") {
@@ -372,7 +403,8 @@ mod tests {
                 ""
             };
             assert_eq!(argument, expected);
-            assert_eq!(second, if path.contains("%3A") { "c:" } else { "" });
+            let rest = if route.call == Call::Proxy { "c:/d%2Fe/" } else { "" };
+            assert_eq!(second, if path.contains("%3A") { "c:" } else { rest });
         }
     }
 

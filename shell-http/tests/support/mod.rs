@@ -4,6 +4,7 @@
 
 pub mod cli;
 pub mod proxy;
+pub mod upstream;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
