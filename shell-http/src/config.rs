@@ -70,7 +70,7 @@ pub struct Config {
     /// What one connection, and all together, may ask of the server.
     pub limits: Limits,
     pub redis: leasehold_redis::Options,
-    /// Pools and upstreams: in the file only.
+    /// Pools, upstreams and routes: in the file only.
     pub gateway: Gateway,
 }
 
@@ -277,7 +277,12 @@ impl Config {
 
     /// The core's part.
     pub fn core(&self) -> Core {
-        let mut core = Core { retention_ms: millis(self.retention), lease_ms: millis(self.lease), ..Core::default() };
+        let mut core = Core {
+            retention_ms: millis(self.retention),
+            lease_ms: millis(self.lease),
+            routing: self.gateway.routing(),
+            ..Core::default()
+        };
         if matches!(self.store, Address::Redis(_)) {
             core.commit_txns = core.commit_txns.min(REDIS_COMMIT);
         }

@@ -7,12 +7,14 @@
 //! Reading order: [`routes`] (every call there is), [`wire`] (JSON to plain data and back),
 //! [`problem`] (what clients hear when something was not done), [`driver`] (the loop), [`serve`] (from
 //! start to end), [`connection`] (what one connection may take), [`limits`], [`upstream`] (servers
-//! that are called, and slots for calls), [`proxy`].
+//! that are called, and slots for calls), [`proxy`],
+//! [`dispatch`].
 
 pub mod body;
 pub mod cli;
 pub mod config;
 pub mod connection;
+pub mod dispatch;
 pub mod drain;
 pub mod driver;
 pub mod limits;

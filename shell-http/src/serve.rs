@@ -8,6 +8,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::Config;
+use crate::dispatch;
 use crate::drain::Serving;
 use crate::driver::{self, Running};
 use crate::listener::{self, Door};
@@ -36,7 +37,8 @@ pub fn serve(config: &Config) -> io::Result<()> {
         tracing::warn!(%address, "others can reach this server, and nobody has to say who they are");
     }
     tracing::info!(%address, store = %config.store, "leasehold {} listens", env!("CARGO_PKG_VERSION"));
-    let ended = runtime.block_on(run(listener, app, max_connections, config.grace));
+    let worker = format!("leasehold@{address}");
+    let ended = runtime.block_on(run(listener, app, max_connections, config.grace, worker));
     stop(runtime, running);
     tracing::info!("ended");
     ended
@@ -66,9 +68,17 @@ impl Signals {
     }
 }
 
-async fn run(listener: TcpListener, app: Arc<App>, max_connections: usize, grace: Duration) -> io::Result<()> {
+/// `worker`: what this server calls itself where it runs jobs.
+async fn run(
+    listener: TcpListener,
+    app: Arc<App>,
+    max_connections: usize,
+    grace: Duration,
+    worker: String,
+) -> io::Result<()> {
     let mut signals = Signals::new()?;
     app.gateway.start();
+    dispatch::start(app.driver.clone(), app.gateway.clone(), worker, app.limits.max_body);
     let serving = Serving::new(Door::new(listener, max_connections), app.clone());
     tokio::select! {
         () = serving.serve() => {}

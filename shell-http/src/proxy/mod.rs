@@ -8,7 +8,7 @@
 //! Wherever that ends, the slot goes back. Reading order: [`call`], `exchange`, [`headers`], [`stream`], [`aloud`].
 
 mod aloud;
-mod headers;
+pub mod headers;
 mod stream;
 
 use std::sync::Arc;

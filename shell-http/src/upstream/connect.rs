@@ -33,7 +33,7 @@ const READY: Duration = Duration::from_millis(20);
 const IDLE_MAX: usize = 64;
 
 /// How long an upstream may take to hang up on a call that was given up.
-const FAREWELL: Duration = Duration::from_secs(1);
+pub const FAREWELL: Duration = Duration::from_secs(1);
 
 /// One connection. Dropped, it is closed, whatever is under way on it.
 pub struct Connection {

@@ -29,6 +29,7 @@ pub struct Gateway {
     driver: Driver,
     pools: Vec<Pool>,
     pub upstreams: Vec<Arc<Upstream>>,
+    pub routes: Vec<settings::Route>,
     /// Calls to upstreams are stopped from now on.
     ending: watch::Sender<bool>,
     ended: AtomicBool,
@@ -53,6 +54,7 @@ impl Gateway {
             driver,
             pools: settings.pools.clone(),
             upstreams: upstreams.collect::<Result<_, _>>()?,
+            routes: settings.routes.clone(),
             ending: watch::Sender::new(false),
             ended: AtomicBool::new(false),
             alive: Mutex::new(Some(alive)),
@@ -147,11 +149,15 @@ impl Gateway {
         wait_ms: u64,
         told: Option<mpsc::Sender<Place>>,
     ) -> Result<Asking, Failure> {
-        let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let alive = alive.ok_or(Failure::Draining { retry_after_ms: 1_000 })?;
+        let alive = self.alive().ok_or(Failure::Draining { retry_after_ms: 1_000 })?;
         let class = Class::Interactive;
         let wanted = Wanted { pool: pool.clone(), class, cost: 1, holder: holder.to_owned(), wait_ms, told };
         Ok(slot::ask(self.driver.clone(), wanted, alive))
+    }
+
+    /// Held by whoever has something to give back before this ends; `None`: it has ended.
+    pub fn alive(&self) -> Option<mpsc::Sender<()>> {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The pools of these upstreams, those with most room first.

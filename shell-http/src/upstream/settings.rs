@@ -1,4 +1,4 @@
-//! `[[pools]]` and `[[upstreams]]` of the configuration file.
+//! `[[pools]]`, `[[upstreams]]` and `[[routes]]` of the configuration file.
 //!
 //! Every complaint names the entry and its key. The value of a header can be a secret: it is read from the
 //! environment or from a file, and is neither logged nor printed.
@@ -9,10 +9,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hyper::header::{HeaderName, HeaderValue};
+use leasehold_core::dispatch::{self, Routing};
 use leasehold_core::limits;
 use toml::{Table, Value};
 
 use crate::config::{millis, time};
+use crate::wire::submit::TENANT;
 
 /// Headers that HTTP itself or the server sets.
 const NOT_CONFIGURABLE: &[&str] = &[
@@ -32,6 +34,7 @@ const NOT_CONFIGURABLE: &[&str] = &[
 pub struct Gateway {
     pub pools: Vec<Pool>,
     pub upstreams: Vec<Upstream>,
+    pub routes: Vec<Route>,
 }
 
 /// A pool as it is set when the server starts.
@@ -48,6 +51,8 @@ pub struct Pool {
 pub struct Upstream {
     pub name: String,
     pub base: Base,
+    /// Where jobs are sent, below the base.
+    pub path: String,
     pub models: Vec<String>,
     pub pool: String,
     pub on_prem: bool,
@@ -66,6 +71,15 @@ pub struct Upstream {
 pub struct Health {
     pub path: String,
     pub every: Duration,
+}
+
+/// Jobs of a queue that the server runs itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub queue: String,
+    pub tenants: Vec<String>,
+    /// By name.
+    pub upstreams: Vec<String>,
 }
 
 /// `http://HOST:PORT/PREFIX`, taken apart.
@@ -197,14 +211,15 @@ impl Header {
 
 impl Gateway {
     /// The keys of the file that are tables of these.
-    pub const KEYS: &[&str] = &["pools", "upstreams"];
+    pub const KEYS: &[&str] = &["pools", "upstreams", "routes"];
 
     /// Takes one of them.
     pub fn set(&mut self, key: &str, value: &Value, env: &[(String, String)]) -> Result<(), String> {
         let entries = entries(key, value)?;
         match key {
             "pools" => self.pools = entries.iter().map(Pool::of).collect::<Result<_, _>>()?,
-            _ => self.upstreams = entries.iter().map(|e| Upstream::of(e, env)).collect::<Result<_, _>>()?,
+            "upstreams" => self.upstreams = entries.iter().map(|e| Upstream::of(e, env)).collect::<Result<_, _>>()?,
+            _ => self.routes = entries.iter().map(Route::of).collect::<Result<_, _>>()?,
         }
         Ok(())
     }
@@ -213,12 +228,35 @@ impl Gateway {
     pub fn check(&self) -> Result<(), String> {
         once("pools", self.pools.iter().map(|p| &p.name))?;
         once("upstreams", self.upstreams.iter().map(|u| &u.name))?;
+        once("routes", self.routes.iter().map(|r| &r.queue))?;
         for upstream in &self.upstreams {
             if !self.pools.iter().any(|p| p.name == upstream.pool) {
                 return Err(format!("`upstreams.{}.pool`: there is no pool `{}`", upstream.name, upstream.pool));
             }
         }
+        for route in &self.routes {
+            let unknown = route.upstreams.iter().find(|name| !self.upstreams.iter().any(|u| u.name == **name));
+            if let Some(name) = unknown {
+                return Err(format!("`routes.{}.upstreams`: there is no upstream `{name}`", route.queue));
+            }
+        }
         Ok(())
+    }
+
+    /// What the core must know of it.
+    pub fn routing(&self) -> Routing {
+        let upstream =
+            |u: &Upstream| dispatch::Upstream { name: u.name.clone(), pool: Some(u.pool.clone()), on_prem: u.on_prem };
+        let route = |r: &Route| dispatch::Route {
+            queue: r.queue.clone(),
+            tenants: r.tenants.clone(),
+            upstreams: r.upstreams.clone(),
+        };
+        Routing {
+            upstreams: self.upstreams.iter().map(upstream).collect(),
+            routes: self.routes.iter().map(route).collect(),
+            on_prem_tenants: Vec::new(),
+        }
     }
 
     pub fn to_toml(&self, into: &mut Table) {
@@ -229,6 +267,7 @@ impl Gateway {
         };
         list("pools", self.pools.iter().map(Pool::to_toml).collect());
         list("upstreams", self.upstreams.iter().map(Upstream::to_toml).collect());
+        list("routes", self.routes.iter().map(Route::to_toml).collect());
     }
 }
 
@@ -267,6 +306,7 @@ impl Upstream {
     const KEYS: &[&str] = &[
         "name",
         "url",
+        "path",
         "models",
         "pool",
         "on_prem",
@@ -298,6 +338,7 @@ impl Upstream {
         Ok(Upstream {
             name: entry.name("name")?,
             base,
+            path: entry.path("path")?.unwrap_or_else(|| "/".into()),
             models: entry.names("models")?.unwrap_or_default(),
             pool: entry.name("pool")?,
             on_prem: entry.flag("on_prem")?.unwrap_or(false),
@@ -314,6 +355,7 @@ impl Upstream {
         let mut table = Table::new();
         table.insert("name".into(), self.name.clone().into());
         table.insert("url".into(), self.base.to_string().into());
+        table.insert("path".into(), self.path.clone().into());
         table.insert("models".into(), texts(&self.models));
         table.insert("pool".into(), self.pool.clone().into());
         table.insert("on_prem".into(), self.on_prem.into());
@@ -336,6 +378,32 @@ impl Upstream {
     }
 }
 
+impl Route {
+    const KEYS: &[&str] = &["queue", "tenants", "upstreams"];
+
+    fn of(entry: &Entry<'_>) -> Result<Route, String> {
+        entry.known(Route::KEYS)?;
+        let upstreams = entry.names("upstreams")?.filter(|list| (1..=limits::DISPATCH_UPSTREAMS).contains(&list.len()));
+        let tenants = entry.names("tenants")?.unwrap_or_else(|| vec![TENANT.into()]);
+        if tenants != [TENANT] {
+            return Err(entry.bad("tenants", "there is one tenant without tokens, `default`"));
+        }
+        Ok(Route {
+            queue: entry.name("queue")?,
+            tenants,
+            upstreams: upstreams.ok_or_else(|| entry.bad("upstreams", "must name 1 to 32 upstreams"))?,
+        })
+    }
+
+    fn to_toml(&self) -> Table {
+        let mut table = Table::new();
+        table.insert("queue".into(), self.queue.clone().into());
+        table.insert("tenants".into(), texts(&self.tenants));
+        table.insert("upstreams".into(), texts(&self.upstreams));
+        table
+    }
+}
+
 fn number(n: u64) -> Value {
     i64::try_from(n).unwrap_or(i64::MAX).into()
 }
@@ -347,7 +415,7 @@ fn texts(list: &[String]) -> Value {
 fn once<'a>(list: &str, names: impl Iterator<Item = &'a String>) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     match names.into_iter().find(|name| !seen.insert(*name)) {
-        Some(name) => Err(format!("`{list}`: `name = \"{name}\"` is there twice")),
+        Some(name) => Err(format!("`{list}`: `{name}` is there twice")),
         None => Ok(()),
     }
 }
@@ -363,7 +431,7 @@ fn entries<'a>(key: &str, value: &'a Value) -> Result<Vec<Entry<'a>>, String> {
     let list = value.as_array().ok_or_else(bad)?;
     let named = |(n, value): (usize, &'a Value)| {
         let table = value.as_table().ok_or_else(bad)?;
-        let name = table.get("name").and_then(Value::as_str);
+        let name = ["name", "queue"].iter().find_map(|k| table.get(*k)?.as_str());
         let at = name.map_or_else(|| format!("{key}[{n}]"), |name| format!("{key}.{}", name.escape_debug()));
         Ok(Entry { at, table })
     };
@@ -465,6 +533,7 @@ mod tests {
         [[upstreams]]
         name = "ocr-1"
         url = "https://10.0.0.7:9443/v2/"
+        path = "/run"
         models = ["ocr"]
         pool = "gpu"
         on_prem = true
@@ -474,6 +543,9 @@ mod tests {
         health = "/healthz"
         headers.authorization = { env = "OCR_TOKEN", prefix = "Bearer " }
         tls_ca = "/etc/ssl/ocr.pem"
+        [[routes]]
+        queue = "ocr"
+        upstreams = ["ocr-1"]
     "#;
 
     #[test]
@@ -520,6 +592,11 @@ mod tests {
             (with("headers.authorization", "headers.host"), "upstreams.ocr-1.headers.host"),
             (with("{ env = \"OCR_TOKEN\", prefix = \"Bearer \" }", "\"a\\nb\""), "headers.authorization"),
             (with("{ env = \"OCR_TOKEN\", prefix = \"Bearer \" }", "{ file = \"/none\" }"), "/none"),
+            (with("\"/run\"", "\"run\""), "upstreams.ocr-1.path"),
+            (with("upstreams = [\"ocr-1\"]", "upstreams = []"), "routes.ocr.upstreams"),
+            (with("upstreams = [\"ocr-1\"]", "upstreams = [\"x\"]"), "routes.ocr.upstreams"),
+            (with("upstreams = [\"ocr-1\"]", "upstreams = [\"ocr-1\"]\ntenants = [\"a\"]"), "routes.ocr.tenants"),
+            (format!("{WHOLE}[[routes]]\nqueue = \"ocr\"\nupstreams = [\"ocr-1\"]"), "twice"),
             (format!("{WHOLE}[[pools]]\nname = \"gpu\"\ntotal = 1"), "twice"),
         ] {
             let why = read(&file).unwrap_err();

@@ -139,7 +139,7 @@ pub fn raw(
     Ok(submit)
 }
 
-fn is_json(content_type: &str) -> bool {
+pub(crate) fn is_json(content_type: &str) -> bool {
     let kind = content_type.split(';').next().unwrap_or_default().trim();
     kind.eq_ignore_ascii_case("application/json")
 }
@@ -174,7 +174,7 @@ impl Parts {
 }
 
 /// A content type is sent back in a header: it has to be one.
-fn content_type_of(field: &'static str, text: String) -> Result<String, Problem> {
+pub(crate) fn content_type_of(field: &'static str, text: String) -> Result<String, Problem> {
     if text.len() <= limits::CONTENT_TYPE_BYTES && is_media_type(&text) {
         Ok(text)
     } else {
