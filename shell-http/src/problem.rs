@@ -227,6 +227,7 @@ impl Problem {
         "mailbox_full",
         "newer_format",
         "no_payload",
+        "no_placement",
         "no_result",
         "not_final",
         "not_http",
@@ -250,6 +251,7 @@ impl Problem {
         "unknown_path",
         "unknown_pool",
         "unknown_queue",
+        "unknown_upstream",
         "upstream_failed",
         "upstream_timeout",
         "upstream_unavailable",
@@ -488,8 +490,8 @@ mod tests {
     #[test]
     fn the_table_keeps_its_word() {
         let expected = [
-            422, 404, 404, 404, 409, 409, 429, 422, 422, 404, 404, 409, 409, 409, 409, 409, 409, 429, 503, 503, 503,
-            503, 503, 503,
+            422, 404, 404, 404, 409, 409, 422, 404, 429, 422, 422, 404, 404, 409, 409, 409, 409, 409, 409, 429, 503,
+            503, 503, 503, 503, 503,
         ];
         for (failure, expected) in all().into_iter().zip(expected) {
             let problem = Problem::from(failure.clone());
