@@ -46,6 +46,20 @@ impl Plan {
         plan
     }
 
+    /// Any bytes are a plan: two for the seed, then for each draw that is fixed one for its topic, one for its
+    /// actor, two for its number and two for its value.
+    pub fn from_bytes(bytes: &[u8]) -> Plan {
+        let (seed, rest) = bytes.split_at(bytes.len().min(2));
+        let mut plan = Plan::of(seed.iter().fold(0, |seed, b| seed << 8 | u64::from(*b)));
+        for draw in rest.chunks_exact(6).take(64) {
+            let topic = Topic::ALL[usize::from(draw[0]) % Topic::ALL.len()];
+            let label = topic.of(usize::from(draw[1] % 16));
+            let two = |at: usize| u64::from(u16::from_le_bytes([draw[at], draw[at + 1]]));
+            plan.set.push((label, two(2), two(4)));
+        }
+        plan
+    }
+
     pub fn parse(text: &str) -> Result<Plan, String> {
         let mut plan = Plan::default();
         for (n, line) in text.lines().enumerate() {
