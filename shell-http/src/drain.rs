@@ -95,10 +95,14 @@ impl Serving {
         let _ = ending.send(true);
         // Calls to upstreams are stopped a moment before, so that their slots are given back.
         let last = end.checked_sub(LAST_SLOTS.min(grace / 8)).unwrap_or(end);
-        if timeout_at(last, all_gone.recv()).await.is_err() {
+        if timeout_at(last, all_gone.recv()).await.is_ok() {
+            return app.gateway.end(end).await;
+        }
+        // Whoever waits for no upstream has the whole of the grace.
+        let (served, ()) = tokio::join!(timeout_at(end, all_gone.recv()), app.gateway.end(end));
+        if served.is_err() {
             tracing::warn!("what is in work now is left: the time of grace is over");
         }
-        app.gateway.end(end).await;
     }
 
     /// Returns when no job is running, or when that cannot be known.

@@ -109,8 +109,8 @@ fn the_time_of_grace_is_kept() {
     std::thread::sleep(Duration::from_millis(300));
     server.signal(Signal::INT);
     let begun = Instant::now();
-    assert!(server.wait(Duration::from_secs(5)).success());
-    assert!(begun.elapsed() >= Duration::from_millis(900));
+    assert!(server.wait(Duration::from_secs(10)).success());
+    assert!(begun.elapsed() >= Duration::from_millis(1_000), "the whole of it: {:?}", begun.elapsed());
 }
 
 #[test]
