@@ -442,6 +442,8 @@ pub enum Response {
         pool: String,
         id: SlotId,
         expires_at: Clock,
+        /// Admitted by the replica itself, since the store cannot be reached.
+        declared: bool,
     },
     SlotRefreshed {
         expires_at: Clock,

@@ -472,6 +472,38 @@ fn children_of_a_group_that_vanished_are_told_as_lost() {
     balanced(&mut w);
 }
 
+#[test]
+fn a_child_that_is_given_up_after_its_group_had_gone_leaves_nothing() {
+    let config = leasehold_core::Config { scrub_ms: 100, ..Default::default() };
+    let mut w = World::with(1, config);
+    let id = create(&mut w, asked(1, 1));
+    w.to(1_000);
+    assert!(w.store.evict(&keys::group(id)) && w.store.evict(&keys::job(id.child(0))));
+    w.to(60_000);
+    let books = ChildOutcome::ALL.map(|outcome| keys::done(id, outcome));
+    assert!(books.iter().all(|book| w.store.members(book).is_empty()), "nobody will ever ask for it");
+    balanced(&mut w);
+}
+
+#[test]
+fn an_ended_child_that_cannot_be_read_leaves_its_place_with_its_group() {
+    let config = leasehold_core::Config { scrub_ms: 100, retention_ms: 20_000, ..Default::default() };
+    let mut w = World::with(1, config);
+    let id = create(&mut w, asked(3, 3));
+    for job in w.claim(0, "w", "q", 3, None) {
+        complete(&mut w, 0, &job);
+    }
+    assert!(w.store.corrupt(&keys::job(id.child(1)), "nonsense".into()));
+    w.to(10_000);
+    // What the group's removal would find it by.
+    lose(&mut w, keys::done(id, ChildOutcome::Lost), keys::member(id.child(1)));
+    w.to(300_000);
+    w.store.collect_garbage();
+    let index = keys::status(T, "q", Class::System, Status::Succeeded);
+    assert_eq!(w.store.members(&index), [], "what cannot be read stands nowhere but in quarantine");
+    assert_eq!(w.store.members(&keys::QUARANTINE).len(), 1);
+}
+
 /// What becomes of one call to the store while the group is created.
 #[derive(Clone, Copy, Debug)]
 enum Fate {

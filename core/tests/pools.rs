@@ -353,6 +353,19 @@ fn what_an_earlier_wait_of_the_same_name_left_takes_nothing_with_it() {
 }
 
 #[test]
+fn one_whose_record_is_lost_while_it_waits_comes_anew_and_leaves_its_old_place() {
+    let mut w = world(1, 1);
+    let holder = take(&mut w, 0);
+    let waits = ask(&mut w, 0, Class::System);
+    let (_, member) = w.store.members(&keys::waiting(P, Class::System))[0].clone();
+    assert!(w.store.evict(&keys::slots(P).join(&member)));
+    release(&mut w, 0, &holder);
+    w.to(w.now_ms + 3_000);
+    assert!(had(&mut w, 0, waits).is_some());
+    assert_eq!(entries(&w), [1, 0, 0, 0, 0, 0, 0, 0], "it holds and does not wait");
+}
+
+#[test]
 fn one_without_a_deadline_does_not_stand_in_the_way_for_ever() {
     let mut w = world(2, 1);
     let holder = take(&mut w, 0);

@@ -113,9 +113,10 @@ impl World {
             }
             "store_clock_back" => {
                 let by = self.choices.between(at, MILLI, 3 * SECOND);
+                let newest = self.store.tick(self.now);
                 self.store.stepped -= by as i64;
-                let clock = self.store.tick(self.now);
-                self.oracle.clock_went_back(clock);
+                self.store.tick(self.now);
+                self.oracle.clock_went_back(newest);
             }
             "store_full" => {
                 self.store.model.full = true;

@@ -12,6 +12,7 @@
 pub mod calls;
 pub mod choices;
 pub mod clients;
+pub mod declared;
 pub mod faults;
 pub mod fold;
 pub mod links;

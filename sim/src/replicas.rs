@@ -255,6 +255,7 @@ impl World {
         self.digest.num(u64::from(call));
         self.digest.text(&outcome);
         self.say_reply(r, call, &outcome);
+        self.judge_declared(r, call, &outcome);
         let known = self.hosts[r].open.remove(&call);
         let hung_up = self.ledger.get(call).is_some_and(|c| c.hung_up);
         if !known {

@@ -4,10 +4,11 @@
 
 use leasehold_core::Config;
 use leasehold_core::dispatch::{Route, Routing, Upstream};
+use leasehold_core::pool::open::FailOpen;
 
 use crate::choices::{Choices, Topic};
 use crate::clients::{queue_name, tenant_name};
-use crate::users::pool_name;
+use crate::users::{SLOT_MS, pool_name};
 
 pub const SECOND: u64 = 1_000_000;
 pub const MILLI: u64 = 1_000;
@@ -211,6 +212,12 @@ impl Setup {
         s.users = *c.pick(pools, &[3, 5, 8, 12]);
         if s.pools > 0 && c.draw(pools, 4) > 0 {
             s.config.routing = routing(&s);
+        }
+        for n in 0..s.pools as u64 {
+            if c.draw(pools, 2) == 1 {
+                let how = FailOpen { local: c.between(pools, 1, 3) as u32, lease_ms: SLOT_MS };
+                s.config.fail_open.insert(pool_name(n), how);
+            }
         }
         s
     }

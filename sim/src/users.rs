@@ -20,6 +20,8 @@ pub struct User {
     /// What it waits for; asked again with the same name until it hears.
     want: Option<Want>,
     asking: Option<CallId>,
+    /// The replica that it asked last.
+    asked_at: usize,
     held: Option<Hold>,
     /// Slots of the past, to be tried again.
     old: Vec<(Want, SlotId)>,
@@ -47,6 +49,8 @@ struct Hold {
     end_at: Micros,
     /// It dies with it.
     dies: bool,
+    /// The replica that granted it without the store: nobody else knows of it yet.
+    at: Option<usize>,
     twice: bool,
 }
 
@@ -167,6 +171,7 @@ impl World {
         self.users[u].asking = Some(call);
         self.users[u].calls.insert(call, Act::Acquire);
         let r = self.any_replica(Topic::User, u);
+        self.users[u].asked_at = r;
         self.call(Caller::User(u as u8), 0, r, request, patience);
     }
 
@@ -208,7 +213,8 @@ impl World {
             false => Request::RefreshSlot { tenant, pool, slot },
         };
         self.users[u].calls.insert(call, act);
-        let r = self.any_replica(Topic::User, u);
+        let own = self.users[u].held.as_ref().and_then(|hold| hold.at).filter(|_| act != Act::Aside);
+        let r = own.unwrap_or_else(|| self.any_replica(Topic::User, u));
         self.call(Caller::User(u as u8), 0, r, request, 6 * SECOND);
     }
 
@@ -261,13 +267,14 @@ impl World {
         self.users[u].asking = None;
         let Some(want) = self.users[u].want.clone() else { return };
         match outcome {
-            Some(Ok(Response::Slot { id, .. })) => {
+            Some(Ok(Response::Slot { id, declared, .. })) => {
                 self.counts.slots += 1;
                 let manners = self.setup.manners.clone();
                 let lease = want.lease_ms * MILLI;
                 let mut hold = Hold {
                     refresh_at: self.now + lease / 3,
-                    end_at: self.now + self.choices.draw(at, 4 * SECOND),
+                    end_at: self.now + self.choices.draw(at, if declared { 20 * SECOND } else { 4 * SECOND }),
+                    at: declared.then_some(self.users[u].asked_at),
                     dies: self.slips(u, manners.die),
                     twice: self.slips(u, manners.twice),
                     want,

@@ -15,6 +15,7 @@ use leasehold_core::{Input, JobId, Name, Request, StoreAnswer, StoreId, StoreOp}
 use crate::calls::{CallId, Caller, Heard, Ledger};
 use crate::choices::{Choices as _, Seeded, Topic};
 use crate::clients::{Client, Operator};
+use crate::declared::Declared;
 use crate::fold::Digest;
 use crate::links::Links;
 use crate::oracle::{Oracle, Promise, Violation};
@@ -188,6 +189,7 @@ pub struct World {
     pub owners: Vec<Owner>,
     pub workers: Vec<Worker>,
     pub users: Vec<User>,
+    pub declared: Vec<Declared>,
     pub operator: Operator,
     /// Calls for slots without a name whose callers have gone, and when a replica noticed; only where no fault
     /// can keep it from giving them back.
@@ -223,6 +225,7 @@ impl World {
             calm_since: 0,
             workers: Vec::new(),
             users: Vec::new(),
+            declared: Vec::new(),
             operator: Operator::default(),
             hung_up: Vec::new(),
             oracle,
@@ -410,6 +413,7 @@ impl World {
             self.idle_slots();
         }
         self.left_behind();
+        self.written_down();
         self.schedule(SECOND, Event::Look);
     }
 

@@ -24,7 +24,7 @@ use crate::limits;
 use crate::name::Name;
 use crate::opaque::Opaque;
 use crate::replica::Mark;
-use crate::replica::task::{Cx, Draft, Next, Operation, Plan, Wait, decode_record};
+use crate::replica::task::{Cx, Draft, Evidence, Next, Operation, Plan, Wait, decode_record};
 use crate::request::{Dispatch as Asked, Dispatched, Leased, Response};
 use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Standing, Version, keys};
 
@@ -137,7 +137,9 @@ impl Dispatch {
         let mut txns = sight.tidy();
         txns.extend(drafts);
         self.stage = Stage::Sent;
-        Next::Commit(Plan::new(txns))
+        // honest-replies: it may come to be first, or there may come to be room, after it was refused.
+        let evidence = self.tried.first().map(|t| Evidence::time(keys::lease(t.id)));
+        Next::Commit(Plan { txns, grows: false, evidence })
     }
 
     /// The transaction by which one job is leased, with its slots.

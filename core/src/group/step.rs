@@ -139,6 +139,13 @@ impl Step {
                 cx.mark(Mark::NewerFormat);
                 return;
             }
+            // books-balance: a child that was given up after its group had gone was entered into its books.
+            Ok(None) if seen.counts.held + seen.counts.in_flight + seen.counts.done() > 0 => {
+                let mut draft = unmark(seen);
+                draft.guards.push(Guard::Absent(keys::group(seen.id)));
+                draft.writes.push(add(keys::GROUPS_ENDED, &keys::group_member(seen.id), ScoreAt::Clock(0)));
+                return self.draft(Did::Unmarked, draft);
+            }
             // Final, gone, or not to be read: nothing can be done for it.
             _ => return self.unmark(seen),
         };

@@ -295,10 +295,12 @@ impl Scrub {
         let (Some(id), [main, lease]) = (keys::job_of(&entry.member), &*entry.records) else { return };
         let index = walked(tenant, queue, at);
         if at >= LIVE_INDEXES {
-            // books-balance: an ended child whose record has vanished has no time at which it is trimmed.
-            if main.is_absent() {
+            // books-balance: an ended child whose record has vanished, or cannot be read, has no time at which it
+            // is trimmed.
+            let gone = matches!(decode_record::<Job>(main), Ok(None) | Err(Undecodable::Corrupt));
+            if gone && !main.is_unread() {
                 let writes = vec![remove(index, &entry.member)];
-                self.draft(Draft::new(vec![Guard::Absent(keys::job(id))], writes), Mark::GhostRemoved);
+                self.draft(Draft::new(vec![as_read(keys::job(id), main)], writes), Mark::GhostRemoved);
             }
             return;
         }

@@ -9,19 +9,21 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::open::{FailOpen, Open};
 use super::record::{Pool, Slot, SlotState};
 use super::usage::{self, Usage};
 use super::{Release, Spot, nobody, of, room, slot_of};
 use crate::codec;
 use crate::failure::Failure;
+use crate::ids::Maker;
 use crate::job::check;
 use crate::job::moves::{add, as_read, put, remove};
 use crate::job::record::Class;
 use crate::limits;
 use crate::name::Name;
 use crate::replica::Op;
-use crate::replica::task::{Cx, Draft, Next, Operation, Plan, Wait, applied};
-use crate::request::{Acquire as Asked, Response, SlotId};
+use crate::replica::task::{Cx, Draft, Evidence, Next, Operation, Plan, Wait, applied};
+use crate::request::{Acquire as Asked, Outcome, Response, SlotId};
 use crate::store::{
     Answer, Clock, Expiry, Guard, Place, Read, Record, ScoreAt, Snapshot, Span, Standing, Version, Write, keys,
 };
@@ -35,6 +37,8 @@ pub(crate) struct Acquire {
     since: u64,
     /// Room that was left after the grant, for whoever stands behind.
     left: u64,
+    /// It has asked for a place before.
+    arrived: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -115,7 +119,32 @@ impl Acquire {
             tenant: asked.tenant.clone(),
             slot: asked.slot.clone().unwrap_or_default(),
         };
-        Ok(Acquire { asked, spot, stage: Stage::Look, since: 0, left: 0 })
+        Ok(Acquire { asked, spot, stage: Stage::Look, since: 0, left: 0, arrived: false })
+    }
+
+    /// A slot without the store, if this replica may admit anybody else by itself.
+    pub fn declare(&self, open: &mut Open, how: &FailOpen, make: &mut Maker, clock: Clock) -> Option<Outcome> {
+        let name =
+            if self.spot.slot.is_empty() { format!("{:016x}", make.version().0) } else { self.spot.slot.clone() };
+        let spot = Spot { slot: name, ..self.spot.clone() };
+        let slot = Slot {
+            state: SlotState::Declared,
+            nonce: make.version(),
+            class: self.asked.class,
+            cost: self.asked.cost,
+            lease_ms: self.asked.lease_ms.unwrap_or(how.lease_ms),
+            holder: self.asked.holder.clone(),
+        };
+        open.again(&spot, slot.class, slot.cost, clock).or_else(|| open.admit(&spot, slot, how.local, clock))
+    }
+
+    /// What was declared under its name and is not in the store yet.
+    pub fn declared(&self, open: &Open, clock: Clock) -> Option<Outcome> {
+        open.again(&self.spot, self.asked.class, self.asked.cost, clock)
+    }
+
+    pub fn pool(&self) -> &str {
+        &self.spot.pool
     }
 
     pub fn wait_ms(&self) -> u64 {
@@ -177,7 +206,7 @@ impl Acquire {
                 let detail = format!("is in use with class {} and cost {}", slot.class.text(), slot.cost);
                 Next::fail(check::invalid("slot_id", detail))
             }
-            SlotState::Granted => {
+            SlotState::Granted | SlotState::Declared => {
                 let members = self.spot.units(&slot);
                 self.stage = Stage::Stands { version, slot };
                 Next::Read(Read { records: vec![self.spot.key()], members, ..Read::default() })
@@ -237,9 +266,12 @@ impl Acquire {
         guards.extend(nobody(pool, Class::ALL.into_iter().filter(|c| *c <= class)));
         // limit-held: refused if another took the room meanwhile.
         guards.extend(room(pool, &seen.usage.pool, class, cost));
-        let old_places = self.old_places();
+        // Nobody has had a name before that is drawn here.
+        let fresh = self.asked.slot.is_none() && !self.arrived;
+        let old_places = if fresh { Vec::new() } else { self.spot.old_places() };
         let mut granting = old_places.clone();
         granting.extend(self.spot.grant(&slot, own));
+        self.arrived = true;
         drafts.push(Draft::new(guards, granting));
         if queues {
             let mut writes = old_places;
@@ -256,18 +288,10 @@ impl Acquire {
         let again_ms = Acquire::again(seen, ahead == 0, cx);
         let line = Line { found: Some((own, slot)), turn: seen.clock, again_ms, full };
         self.stage = Stage::Sent { tidied, what: Sent::Arrive(grant, line) };
-        Next::Commit(Plan::new(drafts))
-    }
-
-    /// The writes that remove what an earlier wait of the same name may have left: its record may have expired
-    /// before it was removed from the line. With it, the new record would go.
-    fn old_places(&self) -> Vec<Write> {
-        if self.asked.slot.is_none() {
-            return Vec::new();
-        }
-        let (pool, member) = (&self.spot.pool, self.spot.member());
-        let lines = Class::ALL.into_iter().flat_map(|class| [keys::waiting(pool, class), keys::alive(pool, class)]);
-        lines.map(|index| remove(index, &member)).collect()
+        // honest-replies: where no place in line is taken, nothing that is left of it tells that it was refused,
+        // and there may come to be room for an earlier copy of it.
+        let evidence = (!queues).then(|| Evidence::time(self.spot.key()));
+        Next::Commit(Plan { txns: drafts, grows: false, evidence })
     }
 
     /// In line: a grant if it is its turn, else a sign of life now and then.
@@ -395,7 +419,7 @@ impl Acquire {
         }
         self.left = grant.left;
         let expires_at = clock.saturating_add(grant.length);
-        self.spot.had(grant.nonce, expires_at)
+        Next::ok(self.spot.had(grant.nonce, SlotState::Granted, expires_at))
     }
 }
 
@@ -422,7 +446,7 @@ impl Operation for Acquire {
             }
             let ends = snapshot.members.iter().map(|p| p.map(|p| p.score).filter(|end| *end > snapshot.clock));
             return match ends.collect::<Option<Vec<Clock>>>().and_then(|ends| ends.into_iter().min()) {
-                Some(expires_at) => self.spot.had(slot.nonce, expires_at),
+                Some(expires_at) => Next::ok(self.spot.had(slot.nonce, slot.state, expires_at)),
                 // Lapsed, or a unit of it was lost: the rest of it goes, and then it is wanted anew.
                 None => self.end(&slot, version, None, cx),
             };

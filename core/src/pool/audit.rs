@@ -248,7 +248,7 @@ fn record(pool: &str, slot: &Name) -> Name {
 /// Whether a slot's record says that it holds this unit.
 fn holds(of: Of, unit: &Name, slot: Option<&Slot>) -> bool {
     let (Some((_, nonce, n)), Some(slot)) = (keys::holder_of(unit), slot) else { return false };
-    let granted = slot.state == SlotState::Granted && slot.nonce == nonce && n <= slot.cost;
+    let granted = slot.state.is_held() && slot.nonce == nonce && n <= slot.cost;
     granted && (of == Of::Holders || slot.class == Class::Batch)
 }
 

@@ -52,7 +52,7 @@ impl Operation for Refresh {
             Ok(None) => return lost(cx),
             Err(failure) => return Next::fail(failure),
         };
-        if slot.state != SlotState::Granted || self.nonce != Some(slot.nonce) {
+        if !slot.state.is_held() || self.nonce != Some(slot.nonce) {
             return lost(cx);
         }
         self.length = slot.lease_ms.saturating_mul(limits::MILLI);
@@ -76,6 +76,7 @@ impl Operation for Refresh {
         match answers.first() {
             Some(Answer::Applied { .. }) => {
                 cx.stats.slots_refreshed += 1;
+                cx.open.refreshed(&self.spot, self.nonce, clock.saturating_add(self.length));
                 Next::ok(Response::SlotRefreshed { expires_at: clock.saturating_add(self.length) })
             }
             // Refused by the record, which comes first: it may have been looked at too early.
@@ -121,13 +122,14 @@ impl Operation for Release {
             Err(failure) => return Next::fail(failure),
         };
         let Some((version, slot)) = found.filter(|(_, slot)| slot.state != SlotState::Over) else {
+            cx.open.gone(&self.spot, self.nonce);
             return Next::ok(Response::SlotReleased);
         };
         if *self.nonce.get_or_insert(slot.nonce) != slot.nonce {
             return Next::ok(Response::SlotReleased);
         }
         let granted_at = snapshot.records.first().and_then(Record::at).unwrap_or(snapshot.clock);
-        self.held = (slot.state == SlotState::Granted).then(|| snapshot.clock.saturating_sub(granted_at));
+        self.held = slot.state.is_held().then(|| snapshot.clock.saturating_sub(granted_at));
         let draft = self.spot.end(&slot, version, cx.make.version());
         Next::Commit(Plan::new(vec![draft]))
     }
@@ -136,6 +138,7 @@ impl Operation for Release {
         if !applied(&answers) {
             return self.start(cx);
         }
+        cx.open.gone(&self.spot, self.nonce);
         if let Some(micros) = self.held {
             cx.held.count(&self.spot.pool, micros);
             cx.stats.slots_released += 1;

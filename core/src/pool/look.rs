@@ -5,7 +5,7 @@ use alloc::string::{String, ToString as _};
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::record::{Pool, SlotState};
+use super::record::Pool;
 use super::{counted, of, slot_of};
 use crate::failure::Failure;
 use crate::job::check;
@@ -59,7 +59,7 @@ impl One {
     fn holder(&self, member: &Name, expires_at: Clock, record: &Record) -> Option<HolderView> {
         let (tenant, name) = keys::queue_of(member)?;
         let slot = slot_of(record).ok()??.1;
-        (slot.state == SlotState::Granted && tenant == self.tenant).then_some(HolderView {
+        (slot.state.is_held() && tenant == self.tenant).then_some(HolderView {
             id: SlotId { slot: name, nonce: Some(slot.nonce) },
             holder: slot.holder,
             class: slot.class,

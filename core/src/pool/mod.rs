@@ -11,12 +11,13 @@
 //! in the same commit: then a clock that goes back cannot bring it back to life. Nothing about releasing,
 //! renewing or withdrawing depends on the pool's own record.
 //!
-//! Reading order: [`record`], `acquire`, `hold`, `settings`, `look`, `tidy`, `audit`.
+//! Reading order: [`record`], `acquire`, `hold`, `open`, `settings`, `look`, `tidy`, `audit`.
 
 mod acquire;
 mod audit;
 mod hold;
 mod look;
+pub mod open;
 pub mod record;
 mod settings;
 mod tidy;
@@ -26,6 +27,7 @@ pub(crate) use acquire::Acquire;
 pub(crate) use audit::Check;
 pub(crate) use hold::{Refresh, Release};
 pub(crate) use look::{All, One};
+pub(crate) use open::{Enter, Open};
 pub(crate) use settings::{Delete, Set};
 pub(crate) use tidy::Tidy;
 
@@ -41,7 +43,7 @@ use crate::job::record::Class;
 use crate::job::sweep::trim;
 use crate::limits;
 use crate::name::Name;
-use crate::replica::task::{Draft, Next, decode_record};
+use crate::replica::task::{Draft, decode_record};
 use crate::request::{Response, SlotId};
 use crate::store::{Clock, Each, Expiry, Guard, Record, ScoreAt, Source, Span, Standing, Take, Version, Write, keys};
 use record::{Pool, Slot, SlotState};
@@ -57,14 +59,18 @@ pub(crate) fn of(record: &Record) -> Result<(Version, Pool), Failure> {
 }
 
 /// Which slot of which pool: what its keys and members are made of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Spot {
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Spot {
     pool: String,
     tenant: String,
     slot: String,
 }
 
 impl Spot {
+    pub fn new(tenant: &str, pool: &str, slot: &str) -> Spot {
+        Spot { pool: pool.into(), tenant: tenant.into(), slot: slot.into() }
+    }
+
     fn key(&self) -> Name {
         keys::slot(&self.pool, &self.tenant, &self.slot)
     }
@@ -73,9 +79,10 @@ impl Spot {
         keys::slot_member(&self.tenant, &self.slot)
     }
 
-    fn had(&self, nonce: Version, expires_at: Clock) -> Next {
+    /// The answer to whoever holds it.
+    fn had(&self, nonce: Version, state: SlotState, expires_at: Clock) -> Response {
         let id = SlotId { slot: self.slot.clone(), nonce: Some(nonce) };
-        Next::ok(Response::Slot { pool: self.pool.clone(), id, expires_at })
+        Response::Slot { pool: self.pool.clone(), id, expires_at, declared: state == SlotState::Declared }
     }
 
     /// Index and member of each unit that the slot holds when it is granted.
@@ -91,7 +98,8 @@ impl Spot {
 
     /// The writes of a grant.
     fn grant(&self, slot: &Slot, own: Version) -> Vec<Write> {
-        let granted = Slot { state: SlotState::Granted, ..slot.clone() };
+        let state = if slot.state == SlotState::Declared { SlotState::Declared } else { SlotState::Granted };
+        let granted = Slot { state, ..slot.clone() };
         let length = slot.lease_ms.saturating_mul(limits::MILLI);
         let expiry = Expiry::Clock(length.saturating_add(limits::SLOT_KEPT));
         let mut writes = vec![put(self.key(), own, crate::codec::encode(&granted), expiry)];
@@ -104,22 +112,35 @@ impl Spot {
         writes
     }
 
+    /// The writes that remove what an earlier wait of the same name may have left: its record may have expired
+    /// before it was removed from the line. With it, the new record would go.
+    fn old_places(&self) -> Vec<Write> {
+        let member = self.member();
+        let line = |class| [keys::waiting(&self.pool, class), keys::alive(&self.pool, class)];
+        Class::ALL.into_iter().flat_map(line).map(|index| remove(index, &member)).collect()
+    }
+
+    /// The writes that take it out of where it stands.
+    fn leave(&self, slot: &Slot) -> Vec<Write> {
+        match slot.state {
+            SlotState::Waiting { .. } => {
+                let lines = [keys::waiting(&self.pool, slot.class), keys::alive(&self.pool, slot.class)];
+                lines.map(|index| remove(index, &self.member())).into()
+            }
+            SlotState::Granted | SlotState::Declared => {
+                let units = self.units(slot);
+                units.into_iter().map(|(index, member)| Write::Remove { index, member }).collect()
+            }
+            SlotState::Over => Vec::new(),
+        }
+    }
+
     /// The transaction after which the slot is over, whether it was waiting or granted.
     fn end(&self, slot: &Slot, version: Version, own: Version) -> Draft {
         let over = Slot { state: SlotState::Over, ..slot.clone() };
         let stub = Expiry::Clock(limits::SLOT_KEPT);
         let mut writes = vec![put(self.key(), own, crate::codec::encode(&over), stub)];
-        match slot.state {
-            SlotState::Waiting { .. } => {
-                let lines = [keys::waiting(&self.pool, slot.class), keys::alive(&self.pool, slot.class)];
-                writes.extend(lines.map(|index| remove(index, &self.member())));
-            }
-            SlotState::Granted => {
-                let units = self.units(slot);
-                writes.extend(units.into_iter().map(|(index, member)| Write::Remove { index, member }));
-            }
-            SlotState::Over => {}
-        }
+        writes.extend(self.leave(slot));
         writes.push(Write::Notify(keys::topic_pool(&self.pool)));
         Draft::new(vec![Guard::At(self.key(), version)], writes)
     }

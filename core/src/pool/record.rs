@@ -3,6 +3,7 @@
 use alloc::string::String;
 
 use crate::job::record::{Class, Trail};
+use crate::limits;
 use crate::store::{Clock, Version};
 
 /// The record `pool/{pool}`. Who holds and who waits is not in it: that is counted by indexes.
@@ -44,6 +45,13 @@ pub struct Slot {
     pub holder: Option<String>,
 }
 
+impl Slot {
+    /// When it ends if it is granted or refreshed now.
+    pub(super) fn end(&self, clock: Clock) -> Clock {
+        clock.saturating_add(self.lease_ms.saturating_mul(limits::MILLI))
+    }
+}
+
 /// ```text
 ///              room, and nobody before it
 /// (absent) ----------------------------------> granted --release--> over
@@ -53,6 +61,8 @@ pub struct Slot {
 ///                  +--withdrawn------------------------------------- +
 ///                  +--nobody renews it for 5 s--> (absent)
 /// ```
+///
+/// A declared slot is one that was granted without the store, and then written down: it goes the way of a granted one.
 ///
 /// A lapsed slot keeps its record for a while; what makes it lapsed is that its members in `holders` are
 /// past their time or gone. Lapsed and over ones may be wanted again: that is another nonce.
@@ -64,4 +74,13 @@ pub enum SlotState {
     },
     Granted,
     Over,
+    /// Granted by a replica itself while the store could not be reached: no room was asked for.
+    Declared,
+}
+
+impl SlotState {
+    /// Granted, and not given back; its time may have come nevertheless.
+    pub fn is_held(self) -> bool {
+        matches!(self, SlotState::Granted | SlotState::Declared)
+    }
 }

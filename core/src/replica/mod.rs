@@ -11,6 +11,8 @@ mod step;
 pub(crate) mod task;
 mod timers;
 
+use alloc::collections::BTreeMap;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 pub(crate) use op::Op;
@@ -18,6 +20,7 @@ pub use step::Replica;
 
 use crate::dispatch::Routing;
 use crate::name::Name;
+use crate::pool::open::FailOpen;
 use crate::request::{Outcome, Request, RequestId};
 use crate::store::{Commit, CommitReply, Read, Snapshot, StoreError};
 
@@ -114,6 +117,8 @@ pub enum Mark {
     /// The asker went away after jobs were taken: they were put back.
     ClaimUndone,
     MailboxFull,
+    /// A slot was granted without the store.
+    SlotDeclared,
     KeyTakenOver,
     GroupStopped,
     GroupFinalized,
@@ -145,6 +150,8 @@ pub struct Config {
     pub shard: u8,
     /// Upstreams and routes.
     pub routing: Routing,
+    /// Pools to which this replica admits some by itself while the store cannot be reached.
+    pub fail_open: BTreeMap<String, FailOpen>,
 }
 
 impl Default for Config {
@@ -162,6 +169,7 @@ impl Default for Config {
             lease_ms: l::LEASE_MS,
             shard: crate::ids::SHARD,
             routing: Routing::default(),
+            fail_open: BTreeMap::new(),
         }
     }
 }
@@ -196,6 +204,12 @@ pub struct Stats {
     pub slots_released: u64,
     /// Refreshed after their time had come.
     pub slots_lost: u64,
+    /// Granted without the store …
+    pub slots_declared: u64,
+    /// … or not even so: the bound was reached.
+    pub slots_declined: u64,
+    /// Units that this replica has granted without the store and that may still be held.
+    pub slots_open: u64,
     pub ghosts: u64,
     pub reads: u64,
     pub commits: u64,

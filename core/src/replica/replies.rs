@@ -117,7 +117,9 @@ impl Replica {
             }
             Verdict::NotApplied if over => {
                 self.marks.push(Mark::SettledNotApplied);
-                self.act(id, out, |op, cx| op.start(cx));
+                let state = self.tasks.get(&id).map(|t| &t.state);
+                let time = matches!(state, Some(State::Settle(_, evidence)) if evidence.is_time());
+                self.act(id, out, |op, cx| if time { op.doubtful(cx) } else { op.start(cx) });
             }
             // It may still be on its way: only when its time has passed is it certain.
             Verdict::NotApplied => {
@@ -160,9 +162,12 @@ impl Replica {
                 self.marks.push(Mark::RaceLost);
             }
             let (doubt, races, committed) = (pending.doubt, task.races, task.committed);
-            if !applied && doubt {
+            let time = pending.evidence.as_ref().is_some_and(Evidence::is_time);
+            // An earlier copy of what was refused may still be on its way.
+            let open = time && answers.iter().any(|a| matches!(a, Answer::Refused(_)));
+            if doubt && (!applied || open) {
                 // The first sending may have been applied: this refusal may be its own doing.
-                task.committed |= pending.evidence.is_none();
+                task.committed |= pending.evidence.as_ref().is_none_or(Evidence::is_time);
                 match pending.evidence.clone() {
                     Some(evidence) => self.doubt(id, evidence),
                     None if answers.iter().all(|a| *a == Answer::TooLate) => {
@@ -242,7 +247,7 @@ impl Replica {
     pub(super) fn outdated(&mut self, id: TaskId, out: &mut Outputs) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let State::Commit(pending) = &task.state else { return };
-        task.committed |= pending.doubt && pending.evidence.is_none();
+        task.committed |= pending.doubt && pending.evidence.as_ref().is_none_or(Evidence::is_time);
         match (pending.doubt, pending.evidence.clone()) {
             (true, Some(evidence)) => self.doubt(id, evidence),
             (true, None) => self.act(id, out, |op, cx| op.doubtful(cx)),

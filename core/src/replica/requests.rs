@@ -9,12 +9,14 @@ use super::{Mark, Output, Outputs};
 use crate::failure::Failure;
 use crate::job;
 use crate::limits;
-use crate::request::{Request, RequestId, Response};
+use crate::pool::{Acquire, Spot};
+use crate::request::{Outcome, Request, RequestId, Response};
 
 impl Replica {
     pub(super) fn request(&mut self, id: RequestId, request: Request, out: &mut Outputs) {
-        if let Err(failure) = self.admit(&request) {
-            out.push(Output::Reply { id, outcome: Err(failure) });
+        let outcome = self.without_store(&request).or_else(|| self.admit(&request).err().map(Err));
+        if let Some(outcome) = outcome {
+            out.push(Output::Reply { id, outcome });
             return;
         }
         match request {
@@ -38,6 +40,58 @@ impl Replica {
                 }
             }
             request => self.open(Origin::Request(id), request, out),
+        }
+    }
+
+    /// What can be answered without the store: slots that only this replica knows, or grants now.
+    fn without_store(&mut self, request: &Request) -> Option<Outcome> {
+        if self.config.fail_open.is_empty() {
+            return None;
+        }
+        let clock = self.clock.estimate(self.now);
+        match request {
+            Request::RefreshSlot { tenant, pool, slot } => {
+                self.open.refresh(&Spot::new(tenant, pool, &slot.slot), slot, clock)
+            }
+            Request::ReleaseSlot { tenant, pool, slot } => {
+                self.open.release(&Spot::new(tenant, pool, &slot.slot), slot)
+            }
+            Request::Acquire(asked) => {
+                let acquire = Acquire::new(asked.clone()).ok()?;
+                acquire.declared(&self.open, clock).or_else(|| self.declare(&acquire))
+            }
+            _ => None,
+        }
+    }
+
+    /// A slot from this replica itself, if the store cannot be reached and the pool is open then.
+    fn declare(&mut self, acquire: &Acquire) -> Option<Outcome> {
+        let how = self.config.fail_open.get(acquire.pool())?;
+        // Whoever has not heard the store's clock cannot say when a slot ends.
+        if !self.breaker.open() || !self.started || self.stats.draining {
+            return None;
+        }
+        let clock = self.clock.estimate(self.now);
+        let outcome = acquire.declare(&mut self.open, how, &mut self.make, clock);
+        match &outcome {
+            Some(_) => {
+                self.stats.slots_declared += 1;
+                self.marks.push(Mark::SlotDeclared);
+            }
+            None => self.stats.slots_declined += 1,
+        }
+        outcome
+    }
+
+    /// Whoever was asking for a slot when the store went away.
+    pub(super) fn declare_instead(&mut self, task: &Task, outcome: Outcome) -> Outcome {
+        match (&outcome, &task.op, task.origin) {
+            (
+                Err(Failure::StoreUnavailable { .. } | Failure::OutcomeUnknown { .. }),
+                Op::Acquire(acquire),
+                Origin::Request(_),
+            ) => self.declare(acquire).unwrap_or(outcome),
+            _ => outcome,
         }
     }
 

@@ -16,7 +16,7 @@ use crate::job::handed::Handed;
 use crate::job::scrub::Cursor;
 use crate::limits;
 use crate::name::Name;
-use crate::pool::Held;
+use crate::pool::{Held, Open};
 use crate::request::{Outcome, RequestId, Response};
 use crate::store::{Clock, Read, Txn};
 
@@ -64,6 +64,7 @@ pub struct Replica {
     pub(super) queues: Queues,
     handed: Handed,
     pub(super) held: Held,
+    pub(super) open: Open,
     pub(super) trims: BTreeMap<Name, usize>,
     pub(super) repairs: BTreeSet<JobId>,
     pub(super) marks: Vec<Mark>,
@@ -104,6 +105,7 @@ pub(super) enum Origin {
     Names,
     Groups,
     Pools,
+    Open,
     Scrub,
     Repair,
 }
@@ -111,7 +113,13 @@ pub(super) enum Origin {
 impl Origin {
     pub(super) fn is_sweep(self) -> bool {
         match self {
-            Origin::Deadlines | Origin::Names | Origin::Groups | Origin::Pools | Origin::Scrub | Origin::Repair => true,
+            Origin::Deadlines
+            | Origin::Names
+            | Origin::Groups
+            | Origin::Pools
+            | Origin::Open
+            | Origin::Scrub
+            | Origin::Repair => true,
             Origin::Request(_) | Origin::Part { .. } | Origin::Orphan => false,
         }
     }
@@ -198,6 +206,8 @@ pub(super) struct Sweeps {
     pub(super) names: Option<TaskId>,
     pub(super) groups: Option<TaskId>,
     pub(super) pools: Option<TaskId>,
+    pub(super) open: Option<TaskId>,
+    pub(super) open_next: Now,
     pub(super) groups_next: Now,
     pub(super) groups_last: Now,
     pub(super) scrub: Option<TaskId>,
@@ -248,6 +258,7 @@ impl Replica {
             queues: Queues::default(),
             handed: Handed::default(),
             held: Held::default(),
+            open: Open::default(),
             trims: BTreeMap::new(),
             repairs: BTreeSet::new(),
             marks: Vec::new(),
@@ -290,7 +301,8 @@ impl Replica {
         let timeout = self.calls.values().map(|c| c.sent + limits::STORE_TIMEOUT_MS).min();
         let deadline = self.deadlines.first().map(|d| d.0);
         let parked = self.parked.first().map(|p| p.0);
-        [sweep, groups, scrub, scouts, readers, hold, timeout, deadline, parked, self.polls.next()]
+        let open = self.enters().then_some(self.sweeps.open_next);
+        [sweep, groups, open, scrub, scouts, readers, hold, timeout, deadline, parked, self.polls.next()]
             .into_iter()
             .flatten()
             .min()
@@ -301,6 +313,8 @@ impl Replica {
         stats.in_work = self.in_work() as u64;
         stats.polls = self.polls.len() as u64;
         stats.breaker_open = self.breaker.open();
+        let clock = self.clock.estimate(self.now);
+        stats.slots_open = self.config.fail_open.keys().map(|pool| self.open.units(pool, clock)).sum();
         stats
     }
 
@@ -317,6 +331,7 @@ impl Replica {
             queues: &mut self.queues,
             handed: &mut self.handed,
             held: &mut self.held,
+            open: &mut self.open,
             notices: self.notices,
             stats: &mut self.stats,
             marks: &mut self.marks,
@@ -417,6 +432,7 @@ impl Replica {
 
     pub(super) fn finish(&mut self, id: TaskId, outcome: Outcome, out: &mut Outputs) {
         let Some(task) = self.close(id) else { return };
+        let outcome = self.declare_instead(&task, outcome);
         let out_of_line = |failure: &Failure| {
             matches!(failure, Failure::PoolFull { .. } | Failure::Draining { .. }) && matches!(task.op, Op::Acquire(_))
         };
@@ -501,6 +517,7 @@ impl Replica {
             Origin::Names => self.sweeps.names = None,
             Origin::Groups => self.sweeps.groups = None,
             Origin::Pools => self.sweeps.pools = None,
+            Origin::Open => self.sweeps.open = None,
             Origin::Scrub => self.sweeps.scrub = None,
             Origin::Repair => self.sweeps.repair = None,
         }

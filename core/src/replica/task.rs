@@ -14,8 +14,8 @@ use crate::job::handed::Handed;
 use crate::job::record::{Job, QueueRecord, Trail};
 use crate::limits;
 use crate::name::Name;
-use crate::pool::Held;
 use crate::pool::record::Pool;
+use crate::pool::{Held, Open};
 use crate::request::{Outcome, Response};
 use crate::store::{Answer, Clock, Guard, Read, Record, Snapshot, Take, Txn, Version, Write};
 
@@ -130,6 +130,9 @@ pub(crate) enum EvidenceKind {
     Pool,
     /// No trail: only the present version speaks.
     Plain,
+    /// Nothing speaks but time: what was refused may be applied when an earlier copy of it arrives, since its
+    /// guards can come to hold again. When its time has passed the operation is asked what it finds.
+    Time,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,9 +144,21 @@ pub(crate) enum Verdict {
 }
 
 impl Evidence {
+    /// That nothing but time speaks; some record has to be read to learn the store's clock.
+    pub fn time(key: Name) -> Evidence {
+        Evidence { key, own: Version(0), found: None, kind: EvidenceKind::Time }
+    }
+
+    pub fn is_time(&self) -> bool {
+        self.kind == EvidenceKind::Time
+    }
+
     /// DESIGN's law 4: the own nonce in the trail: applied. The guarded version there and not
     /// followed by the own: not applied. Neither: unknown.
     pub fn judge(&self, record: &Record) -> Verdict {
+        if self.is_time() {
+            return Verdict::NotApplied;
+        }
         let Some(version) = record.version() else {
             // What was created is never plainly deleted while its transaction may still be on the way.
             return match (self.found, self.kind) {
@@ -159,7 +174,9 @@ impl Evidence {
             return Verdict::NotApplied;
         }
         let trail = match self.kind {
-            EvidenceKind::Plain => return if self.found.is_none() { Verdict::NotApplied } else { Verdict::Unknown },
+            EvidenceKind::Plain | EvidenceKind::Time => {
+                return if self.found.is_none() { Verdict::NotApplied } else { Verdict::Unknown };
+            }
             EvidenceKind::Job => record.bytes().and_then(|b| codec::decode::<Job>(b).ok()).map(|j| j.trail),
             EvidenceKind::Group => record.bytes().and_then(|b| codec::decode::<Group>(b).ok()).map(|g| g.trail),
             EvidenceKind::Pool => record.bytes().and_then(|b| codec::decode::<Pool>(b).ok()).map(|p| p.trail),
@@ -203,6 +220,8 @@ pub(crate) struct Cx<'a> {
     pub repairs: &'a mut BTreeSet<JobId>,
     /// How long slots of each pool are held.
     pub held: &'a mut Held,
+    /// Slots that this replica has granted by itself.
+    pub open: &'a mut Open,
     /// Notifications about pools and upstreams that have come.
     pub notices: u64,
     /// Leases granted before this clock …

@@ -18,6 +18,8 @@ use crate::store::keys;
 const REPAIRS: usize = 100;
 /// Marked groups are looked at no more often than this, unless this replica marked one itself.
 const GROUPS_GAP_MS: u64 = 10;
+/// Between two tries to write down what was granted without the store.
+const ENTER_GAP_MS: u64 = 1_000;
 /// Topics whose first waiter asks again at one tick.
 const SCOUTS: usize = 200;
 
@@ -123,6 +125,11 @@ impl Replica {
         self.finish(id, Err(failure), out);
     }
 
+    /// Whether what was granted without the store can be written down now.
+    pub(super) fn enters(&self) -> bool {
+        self.sweeps.open.is_none() && !self.breaker.open() && self.open.is_due(self.clock.estimate(self.now))
+    }
+
     pub(super) fn sweep(&mut self, out: &mut Outputs) {
         if self.now >= self.sweeps.next && self.sweeps.deadlines.is_none() {
             let first = self.sweeps.last == 0 && !self.started;
@@ -138,6 +145,10 @@ impl Replica {
             if self.sweeps.pools.is_none() {
                 self.sweeps.pools = self.start_sweep(Origin::Pools, Op::Pools(Box::default()), out);
             }
+        }
+        if self.now >= self.sweeps.open_next && self.enters() {
+            self.sweeps.open_next = self.now + ENTER_GAP_MS;
+            self.sweeps.open = self.start_sweep(Origin::Open, Op::Enter(Box::default()), out);
         }
         if self.now >= self.sweeps.groups_next && self.sweeps.groups.is_none() {
             let first = self.sweeps.groups_last == 0 && !self.started;

@@ -26,6 +26,8 @@ pub struct One {
     /// Calls to the store that have not been performed.
     pub calls: VecDeque<(StoreId, StoreOp)>,
     pub replies: Vec<(RequestId, Outcome)>,
+    /// It cannot reach the store.
+    pub away: bool,
 }
 
 impl World {
@@ -40,6 +42,12 @@ impl World {
         }
         world.settle();
         world
+    }
+
+    /// One more replica, which has not done anything.
+    pub fn add(&mut self, config: &Config) {
+        let seed = self.replicas.len() as u8 + 1;
+        self.replicas.push(One::new(config, seed, self.now_ms));
     }
 
     /// A replica is replaced by a new one, as after a crash.
@@ -65,7 +73,7 @@ impl World {
     /// Performs one call of a replica and gives it the reply.
     pub fn perform(&mut self, at: usize) -> bool {
         let Some((id, op)) = self.replicas[at].calls.pop_front() else { return false };
-        let reply = self.apply(&op);
+        let reply = if self.replicas[at].away { Err(StoreError::Unavailable) } else { self.apply(&op) };
         self.input(at, Input::StoreReply { id, reply });
         for topic in self.store.notified() {
             for i in 0..self.replicas.len() {
@@ -164,6 +172,7 @@ impl World {
 
 impl One {
     fn new(config: &Config, seed: u8, born_ms: u64) -> One {
-        One { replica: Replica::new(config.clone(), [seed; 32]), born_ms, calls: VecDeque::new(), replies: Vec::new() }
+        let replica = Replica::new(config.clone(), [seed; 32]);
+        One { replica, born_ms, calls: VecDeque::new(), replies: Vec::new(), away: false }
     }
 }

@@ -28,6 +28,7 @@ use leasehold_core::dispatch::{Hold, Routing};
 use leasehold_core::event::Kind;
 use leasehold_core::ids::GroupId;
 use leasehold_core::job::record::{AttemptEnd, Owner, Status};
+use leasehold_core::pool::open::FailOpen;
 use leasehold_core::request::Submit;
 use leasehold_core::store::model::Model;
 use leasehold_core::store::{Answer, Clock, Score, Txn, Version};
@@ -202,6 +203,9 @@ pub struct Oracle {
     purges: Vec<ItemRef>,
     pools: BTreeMap<String, pools::PoolFacts>,
     routing: Routing,
+    fail_open: BTreeMap<String, FailOpen>,
+    /// Slots that a replica said it had granted without the store.
+    declared: std::collections::BTreeSet<(String, Name, Version)>,
     /// Holds of upstreams, by key.
     holds: BTreeMap<Name, facts::Rec<Hold>>,
     /// Calls that are tried after a hold, by index.
@@ -214,6 +218,11 @@ pub struct Oracle {
     ring: VecDeque<Vec<JobId>>,
     /// The store's clock went back at some time: order by clock is not promised.
     clock_back: bool,
+    /// The furthest that the store's clock had come when it went back …
+    newest: Clock,
+    /// … and whether the transaction that is looked at had been too late by then: whoever has seen that clock was
+    /// right to say that it would not be applied.
+    outlived: bool,
     damaged: bool,
     pub(crate) rewound: bool,
     /// Receipts of claims that the store lost: with them went the evidence of what was applied.
@@ -233,12 +242,16 @@ impl Oracle {
             purges: Vec::new(),
             pools: BTreeMap::new(),
             routing: setup.config.routing.clone(),
+            fail_open: setup.config.fail_open.clone(),
+            declared: std::collections::BTreeSet::new(),
             holds: BTreeMap::new(),
             probes: BTreeMap::new(),
             releases: Vec::new(),
             change: 0,
             ring: VecDeque::new(),
             clock_back: false,
+            newest: 0,
+            outlived: false,
             damaged: false,
             rewound: false,
             receipts_lost: std::collections::BTreeSet::new(),
@@ -305,6 +318,7 @@ impl Oracle {
         };
         self.change += 1;
         self.checks += 1;
+        self.outlived = txn.valid_until < self.newest;
         let clock = model.clock();
         let effects = model.last_effects();
         let touched = self.follow(effects);
@@ -419,8 +433,10 @@ impl Oracle {
         }
     }
 
-    pub fn clock_went_back(&mut self, _clock: Clock) {
+    /// `newest`: what it showed before.
+    pub fn clock_went_back(&mut self, newest: Clock) {
         self.clock_back = true;
+        self.newest = self.newest.max(newest);
     }
 
     // --- what the world asks ------------------------------------------------------------------

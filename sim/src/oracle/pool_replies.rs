@@ -24,7 +24,7 @@ pub(super) fn pool_of(request: &Request) -> Option<&str> {
 }
 
 impl PoolFacts {
-    fn was(&self, there: bool, since: u64) -> bool {
+    pub(super) fn was(&self, there: bool, since: u64) -> bool {
         let first = self.moments.iter().rposition(|m| m.0 <= since);
         let before = first.is_none() && !there;
         before || self.moments[first.unwrap_or(0)..].iter().any(|m| m.1 == there)
@@ -49,6 +49,22 @@ impl Oracle {
         let (rewound, clock_back, clock) = (self.rewound, self.clock_back, w.clock);
         if matches!((request, response), (Request::Pools, Response::Pools(_))) {
             return Ok(());
+        }
+        if let (Request::Acquire(asked), Response::Slot { id, declared: true, .. }) = (request, response) {
+            // What it is worth the world judges: it knows who could reach the store.
+            let member = keys::slot_member(&asked.tenant, &id.slot);
+            self.declared.extend(id.nonce.map(|nonce| (asked.pool.clone(), member, nonce)));
+            return Ok(());
+        }
+        if let (Request::RefreshSlot { tenant, pool, slot }, Response::SlotRefreshed { .. }) = (request, response) {
+            let member = keys::slot_member(tenant, &slot.slot);
+            let declared = slot.nonce.is_some_and(|nonce| {
+                let written = self.pools.get(pool).is_some_and(|f| f.held.contains_key(&(member.clone(), nonce)));
+                !written && self.declared.contains(&(pool.clone(), member, nonce))
+            });
+            if declared {
+                return Ok(());
+            }
         }
         let Some(facts) = pool_of(request).and_then(|pool| self.pools.get_mut(pool)) else {
             return match (request, response) {
@@ -82,7 +98,7 @@ impl Oracle {
                 let before = began.is_some_and(|began| *began <= w.from.change);
                 let named = slot.nonce.is_none_or(|nonce| nonce == found.nonce);
                 let ends = facts.end(&member, found.nonce).map(|(_, end)| end);
-                let stands = found.state != SlotState::Granted || ends.is_some_and(|end| end > clock);
+                let stands = !found.state.is_held() || ends.is_some_and(|end| end > clock);
                 if before && named && stands && !rewound && !facts.disturbed {
                     return lie("it is still held or waited for");
                 }
@@ -90,7 +106,8 @@ impl Oracle {
             }
             (Request::SetPool(_) | Request::Pool { .. }, Response::Pool(view)) => {
                 let there = facts.was(true, w.from.change) || facts.disturbed || rewound;
-                if !there || view.batch_in_use > view.in_use { lie("the pool never was so") } else { Ok(()) }
+                let more = view.batch_in_use > view.in_use && !facts.disturbed;
+                if !there || more { lie("the pool never was so") } else { Ok(()) }
             }
             (Request::DeletePool { .. }, Response::PoolDeleted) => {
                 let gone = facts.was(false, w.from.change) || rewound;

@@ -45,6 +45,8 @@ pub(super) struct PoolFacts {
     /// A fault took something of it: its books need not balance any more, and its line may have gaps. Its
     /// limits are held nevertheless, and nothing comes back.
     pub disturbed: bool,
+    /// Slots whose record a fault took.
+    pub taken: BTreeSet<Name>,
     /// Units that jobs ever held.
     pub entered: BTreeSet<Name>,
     /// Who could be granted a slot, and since when.
@@ -173,7 +175,7 @@ impl PoolFacts {
             }
         }
         let past = |units: &[(Version, u32, Score)]| units.iter().all(|(.., end)| *end <= clock);
-        let Some(slot) = slot.filter(|s| s.state == SlotState::Granted) else {
+        let Some(slot) = slot.filter(|s| s.state.is_held()) else {
             return if past(&held) && past(&batch) { Ok(()) } else { Err("holds what was not granted".into()) };
         };
         if past(&held) && past(&batch) {
@@ -290,6 +292,7 @@ impl Oracle {
     ) -> Result<(), Violation> {
         let mut granted: BTreeSet<(Name, Version)> = BTreeSet::new();
         let mut over: BTreeSet<Name> = BTreeSet::new();
+        let mut declared: BTreeSet<Name> = BTreeSet::new();
         for (member, before) in &moved.records {
             if before.as_ref().map(|r| r.version) == facts.slots.get(member).map(|r| r.version) {
                 // Only its expiry.
@@ -299,7 +302,10 @@ impl Oracle {
             let after = facts.slot(member, clock).cloned();
             let was = before.as_ref().map(|s| s.state);
             match after {
-                Some(slot) if slot.state == SlotState::Granted => {
+                Some(slot) if slot.state.is_held() => {
+                    if slot.state == SlotState::Declared {
+                        declared.insert(member.clone());
+                    }
                     self.judge_slot_grant(name, facts, moved, member, &slot, before.as_deref(), clock, ledger)?;
                     granted.insert((member.clone(), slot.nonce));
                 }
@@ -344,7 +350,7 @@ impl Oracle {
                 (Some(old), Some(new)) if new < old => {
                     return broken(Promise::HonestReplies, format!("pool {name}: {unit} was cut from {old} to {new}"));
                 }
-                (Some(end), None) if *end > clock && !over.contains(&member) => {
+                (Some(end), None) if *end > clock && !over.contains(&member) && !declared.contains(&member) => {
                     let what = format!("pool {name}: {unit} was taken from its holder before its end {end}");
                     return broken(Promise::BooksBalance, what);
                 }
@@ -354,12 +360,14 @@ impl Oracle {
                 held.ends.insert(*end);
             }
         }
-        for member in &over {
-            for ((slot, _), held) in facts.held.range_mut((member.clone(), Version(0))..) {
+        for member in over.iter().chain(&declared) {
+            for ((slot, nonce), held) in facts.held.range_mut((member.clone(), Version(0))..) {
                 if slot != member {
                     break;
                 }
-                held.over.get_or_insert(self.change);
+                if !granted.contains(&(slot.clone(), *nonce)) {
+                    held.over.get_or_insert(self.change);
+                }
             }
         }
         if !facts.disturbed {
@@ -385,7 +393,8 @@ impl Oracle {
         ledger: &Ledger,
     ) -> Result<(), Violation> {
         let key = (member.clone(), slot.nonce);
-        if facts.held.contains_key(&key) && !self.rewound {
+        // With the record went what refuses a commit that is repeated.
+        if facts.held.contains_key(&key) && !self.rewound && !facts.taken.contains(member) {
             let what = format!("pool {name}: {member} was granted a second time: {slot:?}");
             return broken(Promise::SlotNotResurrected, what);
         }
@@ -393,6 +402,15 @@ impl Oracle {
         let Some(pool) = facts.settings(clock) else {
             return broken(Promise::LimitHeld, format!("pool {name}: {member} was granted, but there is no pool"));
         };
+        if slot.state == SlotState::Declared {
+            // Whoever granted it could ask nobody. Others are granted nothing until there is room again.
+            let how = self.fail_open.get(name);
+            if how.is_none_or(|how| slot.cost > how.local) {
+                return broken(Promise::LimitHeld, format!("pool {name} is not open, and has {slot:?}"));
+            }
+            self.enter_held(facts, key, slot, member);
+            return Ok(());
+        }
         let (held, batch) = (live(&facts.holders, clock), live(&facts.batch, clock));
         let most = pool.batch_max.unwrap_or(pool.total).min(pool.total) as usize;
         if held > pool.total as usize || slot.class == Class::Batch && batch > most {
@@ -404,11 +422,14 @@ impl Oracle {
         if let Some(before) = before {
             match before.state {
                 SlotState::Waiting { since } => waited = Some((since, member)),
-                SlotState::Granted if PoolFacts::units(&moved.before.holders, member).iter().any(|u| u.2 > clock) => {
+                state
+                    if state.is_held()
+                        && PoolFacts::units(&moved.before.holders, member).iter().any(|u| u.2 > clock) =>
+                {
                     let what = format!("pool {name}: {member} was granted while it was held");
                     return broken(Promise::SlotNotResurrected, what);
                 }
-                SlotState::Granted | SlotState::Over => {}
+                SlotState::Granted | SlotState::Declared | SlotState::Over => {}
             }
             let same = (before.nonce, before.class, before.cost) == (slot.nonce, slot.class, slot.cost);
             if waited.is_some() && !same {
@@ -433,12 +454,17 @@ impl Oracle {
         }
         // honest-replies: what was refused for certain has no effect any more.
         let by = slot.holder.as_deref().and_then(ItemRef::find);
-        if let Some(by) = by.filter(|by| unnamed(ledger, *by) && !self.rewound)
+        if let Some(by) = by.filter(|by| unnamed(ledger, *by) && !self.rewound && !self.outlived)
             && matches!(ledger.item(by).map(|i| i.fate), Some(Fate::Refused(_)))
         {
             let what = format!("pool {name}: {member} was granted to call {} after it was refused", by.call);
             return broken(Promise::HonestReplies, what);
         }
+        self.enter_held(facts, key, slot, member);
+        Ok(())
+    }
+
+    fn enter_held(&self, facts: &mut PoolFacts, key: (Name, Version), slot: &Arc<Slot>, member: &Name) {
         let end = PoolFacts::units(&facts.holders, member).iter().map(|u| u.2).max();
         let held = Held {
             since: self.change,
@@ -448,7 +474,6 @@ impl Oracle {
             slot: slot.clone(),
         };
         facts.held.insert(key, held);
-        Ok(())
     }
 
     fn judge_over(
@@ -463,7 +488,7 @@ impl Oracle {
         let Some(before) = before else { return Ok(()) };
         let was_live = PoolFacts::units(&moved.before.holders, member).iter().any(|u| u.2 > clock);
         let told = facts.held.get(&(member.clone(), before.nonce)).is_some_and(|held| !held.told.is_empty());
-        if before.state != SlotState::Granted || !was_live || !told || facts.disturbed || self.rewound {
+        if !before.state.is_held() || !was_live || !told || facts.disturbed || self.rewound {
             return Ok(());
         }
         let asked = self.releases.iter().any(|(pool, slot, nonce)| {
@@ -511,6 +536,7 @@ impl Oracle {
                 let facts = self.pools.entry(pool).or_default();
                 // Nothing but grants depends on the settings.
                 facts.disturbed |= slot.is_some();
+                facts.taken.extend(slot.clone());
                 facts.take(slot.as_ref(), None, change);
             }
             (Some(member), _, Some((pool, of))) => {
@@ -527,8 +553,8 @@ impl Oracle {
         let change = self.change;
         for facts in self.pools.values_mut() {
             let (moments, held) = (std::mem::take(&mut facts.moments), std::mem::take(&mut facts.held));
-            let entered = std::mem::take(&mut facts.entered);
-            *facts = PoolFacts { moments, held, entered, disturbed: facts.disturbed, ..PoolFacts::default() };
+            let (entered, taken) = (std::mem::take(&mut facts.entered), std::mem::take(&mut facts.taken));
+            *facts = PoolFacts { moments, held, entered, taken, disturbed: facts.disturbed, ..PoolFacts::default() };
         }
         for (key, stored) in model.records(b"") {
             let Some((pool, slot)) = record_of(key) else { continue };
@@ -560,6 +586,30 @@ impl Oracle {
     }
 
     // --- what the world asks ------------------------------------------------------------------
+
+    /// Whether a grant was ever in the store.
+    pub fn was_held(&self, pool: &str, member: &Name, nonce: Option<Version>) -> bool {
+        let facts = self.pools.get(pool);
+        let held = |f: &PoolFacts| nonce.is_some_and(|nonce| f.held.contains_key(&(member.clone(), nonce)));
+        facts.is_none_or(|f| f.disturbed || held(f))
+    }
+
+    /// Whether there was no such pool at some time from that change on.
+    pub fn pool_was_absent(&self, pool: &str, since: u64) -> bool {
+        self.pools.get(pool).is_none_or(|f| f.was(false, since))
+    }
+
+    /// Whether a grant is in the store and not over.
+    pub fn is_held(&self, pool: &str, member: &Name, nonce: Option<Version>) -> bool {
+        let held = self.pools.get(pool).zip(nonce).and_then(|(f, nonce)| f.held.get(&(member.clone(), nonce)));
+        held.is_some_and(|held| held.over.is_none())
+    }
+
+    /// Whether the store says that a slot is over.
+    pub fn is_over(&self, pool: &str, member: &Name) -> bool {
+        let found = self.pools.get(pool).and_then(|f| f.slots.get(member)).and_then(|r| r.value.as_ref());
+        found.is_some_and(|slot| slot.state == SlotState::Over)
+    }
 
     /// Somebody who waits though a slot is there for it, for longer than that.
     pub fn idle_slot(&mut self, clock: Clock, within: u64) -> Option<String> {

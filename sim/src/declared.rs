@@ -1,0 +1,136 @@
+//! Slots that a replica grants while it cannot reach the store: only then, never more at a time than it may,
+//! and written down once the store is back. What is known of them until then only the replica knows, so this
+//! is judged by its answers alone.
+
+use leasehold_core::request::SlotId;
+use leasehold_core::store::{Clock, keys};
+use leasehold_core::{Failure, Outcome, Request, Response};
+
+use crate::calls::CallId;
+use crate::oracle::Promise;
+use crate::setup::SECOND;
+use crate::world::{Micros, World};
+
+/// One that is still there as far as anybody has been told.
+#[derive(Clone, Debug)]
+pub struct Declared {
+    replica: usize,
+    epoch: u32,
+    tenant: String,
+    pool: String,
+    id: SlotId,
+    cost: u32,
+    lease_us: u64,
+    /// Its end by the clock of its replica, and by the world's: one of them may have been stepped.
+    until: Clock,
+    ends: Micros,
+    told: Micros,
+    /// Since when its replica has the store again, the answers that it had had by then, and the store's changes.
+    back: Option<(Micros, u64, u64)>,
+}
+
+/// From when the store is back to when what was granted without it must be written down: a try a second, and a
+/// commit whose outcome is unknown until its time has passed.
+const WRITTEN_WITHIN: Micros = 7 * SECOND;
+/// Good answers that the replica must have had meanwhile.
+const ANSWERS: u64 = 20;
+
+impl World {
+    /// Of an answer that is about to be sent.
+    pub fn judge_declared(&mut self, r: usize, call: CallId, outcome: &Outcome) {
+        let Some(request) = self.ledger.get(call).map(|c| c.request.clone()) else { return };
+        let epoch = self.hosts[r].epoch;
+        match (&*request, outcome) {
+            (Request::Acquire(asked), Ok(Response::Slot { id, expires_at, declared: true, .. })) => {
+                let Some(replica) = &self.hosts[r].replica else { return };
+                let known = self.declared.iter().any(|d| d.id == *id && (&d.pool, d.replica) == (&asked.pool, r));
+                let written = self.oracle.is_held(&asked.pool, &keys::slot_member(&asked.tenant, &id.slot), id.nonce);
+                if known || written {
+                    return;
+                }
+                if !replica.stats().breaker_open {
+                    let what = format!("call {call}: replica {r} has the store and granted by itself: {outcome:?}");
+                    return self.violate(Promise::LimitHeld, what);
+                }
+                // By the replica's own clock, which may have been another one before it heard the store again.
+                let lease_us = asked.lease_ms.unwrap_or(0) * 1_000;
+                let begun = expires_at.saturating_sub(lease_us);
+                for d in self.declared.iter_mut().filter(|d| (d.replica, d.epoch) == (r, epoch)) {
+                    d.until = d.until.min(begun + d.lease_us);
+                }
+                let bound = self.setup.config.fail_open.get(&asked.pool).map_or(0, |how| how.local);
+                self.declared.push(Declared {
+                    replica: r,
+                    epoch,
+                    tenant: asked.tenant.clone(),
+                    pool: asked.pool.clone(),
+                    id: id.clone(),
+                    cost: asked.cost,
+                    lease_us,
+                    until: *expires_at,
+                    ends: self.now + lease_us,
+                    told: self.now,
+                    back: None,
+                });
+                let here = |d: &&Declared| (d.replica, d.epoch, &d.pool) == (r, epoch, &asked.pool);
+                // A clock that is stepped over their ends takes all of them to be over.
+                let since = self.hosts[r].undisturbed_since;
+                let live = |d: &&Declared| d.until > begun && d.ends > self.now && d.told >= since;
+                let there = self.declared.iter().filter(here).filter(live);
+                let held: u32 = there.map(|d| d.cost).sum();
+                if held > bound {
+                    let what =
+                        format!("call {call}: replica {r} has granted {held} by itself, of {bound}: {outcome:?}");
+                    self.violate(Promise::LimitHeld, what);
+                }
+            }
+            (Request::RefreshSlot { pool, slot, .. }, Ok(Response::SlotRefreshed { expires_at })) => {
+                // Once it is written down it can be kept elsewhere, where nobody counts it as declared.
+                let of = |d: &&mut Declared| (&d.pool, &d.id, d.replica) == (pool, slot, r);
+                if let Some(found) = self.declared.iter_mut().find(of) {
+                    found.until = found.until.max(*expires_at);
+                    found.ends = self.now + found.lease_us;
+                }
+            }
+            (Request::RefreshSlot { pool, slot, .. }, Err(Failure::SlotLost)) => {
+                self.declared.retain(|d| (&d.pool, &d.id, d.replica) != (pool, slot, r));
+            }
+            (Request::ReleaseSlot { tenant, pool, slot }, _) => {
+                // Any of its name, if it does not say which. Its replica forgets it, whatever the store says.
+                self.declared.retain(|d| {
+                    (&d.tenant, &d.pool, &d.id.slot) != (tenant, pool, &slot.slot)
+                        || d.replica != r && !self.oracle.is_over(pool, &keys::slot_member(tenant, &slot.slot))
+                        || slot.nonce.is_some_and(|nonce| Some(nonce) != d.id.nonce)
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// limit-held: while it is not written down, others are granted the room that it has.
+    pub fn written_down(&mut self) {
+        let clock = self.store.tick(self.now);
+        let now = self.now;
+        let mut late = None;
+        self.declared.retain_mut(|d| {
+            let host = &self.hosts[d.replica];
+            let Some(replica) = host.replica.as_ref().filter(|_| host.epoch == d.epoch) else { return false };
+            if replica.stats().breaker_open || host.paused || host.undisturbed_since + WRITTEN_WITHIN > now {
+                d.back = None;
+                return true;
+            }
+            let (since, answers, change) = *d.back.get_or_insert((now, host.answers, self.oracle.changes()));
+            let member = keys::slot_member(&d.tenant, &d.id.slot);
+            let settled = since + WRITTEN_WITHIN < now && answers + ANSWERS < host.answers;
+            let there = !self.oracle.pool_was_absent(&d.pool, change);
+            let held = d.until > clock && d.ends > now;
+            if settled && there && held && !self.oracle.was_held(&d.pool, &member, d.id.nonce) {
+                late = Some(format!("replica {} has granted {d:?} and not written it down", d.replica));
+            }
+            held || !settled
+        });
+        if let Some(what) = late {
+            self.violate(Promise::LimitHeld, what);
+        }
+    }
+}
