@@ -281,6 +281,7 @@ impl Config {
             retention_ms: millis(self.retention),
             lease_ms: millis(self.lease),
             routing: self.gateway.routing(),
+            fail_open: self.gateway.fail_open(),
             ..Core::default()
         };
         if matches!(self.store, Address::Redis(_)) {

@@ -173,6 +173,91 @@ fn while_the_store_is_away_callers_are_told_and_then_served_again() {
     until("every slot is back", PATIENCE, || look(&servers[0])["in_use"] == 0);
 }
 
+/// While the store is away, an open pool serves as many as each server may admit by itself, and a closed one nobody;
+/// both recover by themselves, and what was admitted is in the way of others until it ends.
+#[test]
+fn while_the_store_is_away_an_open_pool_serves_within_its_bound() {
+    let away = if is_full() { Duration::from_secs(20) } else { Duration::from_secs(5) };
+    for signals in [["STOP", "CONT"], ["KILL", ""]] {
+        let (open, closed) = (Upstream::start(), Upstream::start());
+        let folder = Folder::new();
+        let mut redis = Redis::start("redis-7.0", &["--appendonly", "yes"]);
+        let toml = format!(
+            "[[pools]]\nname = \"gpu\"\ntotal = 8\nlease_ms = 20000\nfail_open = true\nfail_open_local = 3\n\
+             [[pools]]\nname = \"closed\"\ntotal = 8\n\
+             [[upstreams]]\nname = \"o\"\nurl = \"{}\"\nmodels = [\"open\"]\npool = \"gpu\"\n\
+             [[upstreams]]\nname = \"c\"\nurl = \"{}\"\nmodels = [\"closed\"]\npool = \"closed\"\n",
+            open.url(),
+            closed.url()
+        );
+        let servers = serve(&folder, Some(&redis.url()), 2, &toml);
+        for server in &servers {
+            for model in ["open", "closed"] {
+                let answer = server.client().send("GET", &format!("/v1/proxy/{model}/echo"), &[], b"");
+                assert_eq!((answer.status, answer.header("leasehold-fail-open")), (200, None));
+            }
+        }
+        match signals[0] {
+            "KILL" => redis.stop("KILL"),
+            signal => redis.signal(signal),
+        }
+        let begun = Instant::now();
+        let stop = AtomicBool::new(false);
+        let (served, refused, shut) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for n in 0..16 {
+                let (servers, stop, served, refused, shut) = (&servers, &stop, &served, &refused, &shut);
+                scope.spawn(move || {
+                    let mut client = servers[n % 2].client();
+                    let model = if n < 12 { "open" } else { "closed" };
+                    while !stop.load(Ordering::Relaxed) {
+                        let answer = client.send("GET", &format!("/v1/proxy/{model}/slow?ms=50"), &[], b"");
+                        match (answer.status, answer.header("leasehold-fail-open")) {
+                            (200, Some("true")) if model == "open" => served.fetch_add(1, Ordering::Relaxed),
+                            (503, None) if answer.header("retry-after").is_some() => {
+                                std::thread::sleep(Duration::from_millis(20));
+                                if model == "open" { refused } else { shut }.fetch_add(1, Ordering::Relaxed)
+                            }
+                            other => panic!("{model}: {other:?} {}", answer.text()),
+                        };
+                    }
+                });
+            }
+            std::thread::sleep(away);
+            // Those that wait for the store now are answered before it is there again.
+            stop.store(true, Ordering::Relaxed);
+        });
+        println!("{served:?} served, {refused:?} refused, {shut:?} of the closed pool, in {:?}", begun.elapsed());
+        assert!(served.into_inner() > 0 && refused.into_inner() > 0 && shut.into_inner() > 0);
+        let most = open.counts().most_in_all;
+        assert!((1..=6).contains(&most), "three at each server, and not {most}");
+        assert_eq!(closed.now(), 0);
+        // One is still there when the store is back.
+        let mut long = raw(servers[0].address);
+        long.get_mut().write_all(b"GET /v1/proxy/open/slow HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        until("it is called", PATIENCE, || open.now() == 1);
+        let health = servers[0].client().get("/healthz").json();
+        assert_eq!(health["fail_open"], 1, "{health}");
+        match signals[1] {
+            "" => redis.restart(),
+            signal => redis.signal(signal),
+        }
+        for server in &servers {
+            for model in ["open", "closed"] {
+                until("it serves as before", PATIENCE, || {
+                    let answer = server.client().send("GET", &format!("/v1/proxy/{model}/echo"), &[], b"");
+                    answer.status == 200 && answer.header("leasehold-fail-open").is_none()
+                });
+            }
+        }
+        let in_use = || servers[1].client().get("/v1/pools/gpu").json()["in_use"].clone();
+        until("what was admitted is written down", PATIENCE, || in_use() == 1);
+        open.let_go(1);
+        assert_eq!(read_answer(&mut long).unwrap().status, 200);
+        until("every slot is back", PATIENCE, || in_use() == 0);
+    }
+}
+
 /// C47: whatever ends a call, its slot is back and the next one is served at once; and what a server held that was
 /// killed, or stood still, comes back by itself and is not revived.
 #[test]

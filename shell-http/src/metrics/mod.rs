@@ -59,6 +59,11 @@ const STATS: &[Row] = &[
     ("leasehold_slots_refreshed_total", "counter", "Slots extended.", |s| s.slots_refreshed),
     ("leasehold_slots_released_total", "counter", "Slots given back.", |s| s.slots_released),
     ("leasehold_slots_lost_total", "counter", "Refreshes of slots whose time had come.", |s| s.slots_lost),
+    ("leasehold_slots_fail_open_total", "counter", "Slots granted without the store.", |s| s.slots_declared),
+    ("leasehold_slots_fail_open_refused_total", "counter", "Slots not even granted without the store.", |s| {
+        s.slots_declined
+    }),
+    ("leasehold_slots_fail_open", "gauge", "Units granted without the store that may still be held.", |s| s.slots_open),
     ("leasehold_jobs_reindexed_total", "counter", "Index entries put back.", |s| s.reindexed),
     ("leasehold_jobs_quarantined_total", "counter", "Jobs whose record could not be read.", |s| s.quarantined),
     ("leasehold_ghosts_removed_total", "counter", "Index entries removed whose job was gone.", |s| s.ghosts),

@@ -65,6 +65,9 @@ async fn tell(app: &App, asked: Asked, outgoing: Outgoing, pieces: mpsc::Sender<
                         object.num("position", position);
                         object.num("waited_ms", u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
                         object.str("upstream", upstream.name());
+                        if slot.declared {
+                            object.bool("fail_open", true);
+                        }
                     });
                     if pieces.send(Ok(started)).await.is_err() {
                         return;

@@ -44,6 +44,7 @@ static ON_PREM: HeaderName = HeaderName::from_static("leasehold-on-prem");
 static QUEUE_EVENTS: HeaderName = HeaderName::from_static("leasehold-queue-events");
 static POSITION: HeaderName = HeaderName::from_static("leasehold-queue-position");
 static WAITED: HeaderName = HeaderName::from_static("leasehold-waited-ms");
+static FAIL_OPEN: HeaderName = HeaderName::from_static("leasehold-fail-open");
 static UPSTREAM: HeaderName = HeaderName::from_static("leasehold-upstream");
 
 /// A call that is to be passed on.
@@ -102,6 +103,7 @@ async fn passed_on(app: &Arc<App>, asked: Asked, outgoing: Outgoing) -> Result<R
     let begun = Instant::now();
     let Got { mut slot, position } = app.gateway.slot(&asked.upstreams, &asked.holder, asked.wait, None).await?;
     let waited = begun.elapsed();
+    let declared = slot.declared;
     let (upstream, answer) = exchange(app, &asked, outgoing, &mut slot).await?;
     let Answer { head, rest } = answer;
     let mut response = Response::new(stream::body(app.clone(), rest, slot));
@@ -110,6 +112,9 @@ async fn passed_on(app: &Arc<App>, asked: Asked, outgoing: Outgoing) -> Result<R
     *headers = headers::back(head.headers);
     headers.insert(&POSITION, position.into());
     headers.insert(&WAITED, u64::try_from(waited.as_millis()).unwrap_or(u64::MAX).into());
+    if declared {
+        headers.insert(&FAIL_OPEN, HeaderValue::from_static("true"));
+    }
     if let Ok(name) = HeaderValue::from_str(upstream.name()) {
         headers.insert(&UPSTREAM, name);
     }

@@ -94,8 +94,8 @@ pub fn answer(answer: Answer) -> Response {
         Answer::Pool(found) => pool::view(&mut out, &found, true),
         Answer::Pools(found) => pool::pools(&mut out, &found),
         Answer::PoolDeleted | Answer::SlotReleased => return body::no_content(),
-        Answer::Slot { pool: name, id, expires_at } => {
-            pool::slot(&mut out, &id, expires_at);
+        Answer::Slot { pool: name, id, expires_at, declared } => {
+            pool::slot(&mut out, &id, expires_at, declared);
             let mut response = body::json(StatusCode::CREATED, out);
             let (name, id) = (query::encode(&name), query::encode(&id.to_string()));
             if let Ok(value) = HeaderValue::from_str(&format!("/v1/pools/{name}/slots/{id}")) {

@@ -288,7 +288,7 @@ async fn call(
         Call::QueueRecords => Request::Inspect(Inspect::Queue { tenant: tenant(), queue: name() }),
         Call::Quarantine => Request::Inspect(Inspect::Quarantine),
         Call::KeyRecords => Request::Inspect(Inspect::Key { tenant: tenant(), key: name() }),
-        Call::Health => return Ok(body::json(StatusCode::OK, b"{\"status\":\"ok\"}".to_vec())),
+        Call::Health => return Ok(health(app).await),
         // Whoever sends work here by this answer must stop before the listener does.
         Call::Ready if app.is_draining() => return Err(Failure::Draining { retry_after_ms: 1_000 }.into()),
         Call::Ready => return ready(app).await,
@@ -299,6 +299,20 @@ async fn call(
         Call::Proxy => return Err(Problem::Internal),
     };
     answer::outcome(app.driver.ask(request).await)
+}
+
+/// That the process lives, and what it has granted by itself, if it may.
+async fn health(app: &App) -> Response {
+    let mut out = Vec::new();
+    let mut object = Object::new(&mut out);
+    object.str("status", "ok");
+    if app.gateway.may_fail_open()
+        && let Some(look) = app.driver.look().await
+    {
+        object.num("fail_open", look.stats.slots_open);
+    }
+    object.end();
+    body::json(StatusCode::OK, out)
 }
 
 /// Readiness, and with it what is wrong with how the store is set up, although it works for now.

@@ -98,6 +98,11 @@ impl Gateway {
         }
     }
 
+    /// Whether some are admitted to a pool while the store cannot be reached.
+    pub fn may_fail_open(&self) -> bool {
+        self.pools.iter().any(|pool| pool.fail_open.is_some())
+    }
+
     /// The upstreams that have a model; `on_prem`: of those only.
     pub fn with_model(&self, model: &str, on_prem: bool) -> Vec<Arc<Upstream>> {
         let fits =

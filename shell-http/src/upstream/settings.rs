@@ -3,7 +3,7 @@
 //! Every complaint names the entry and its key. The value of a header can be a secret: it is read from the
 //! environment or from a file, and is neither logged nor printed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use hyper::header::{HeaderName, HeaderValue};
 use leasehold_core::dispatch::{self, Routing};
 use leasehold_core::limits;
+use leasehold_core::pool::open::FailOpen;
 use toml::{Table, Value};
 
 use crate::config::{millis, time};
@@ -45,6 +46,8 @@ pub struct Pool {
     /// `None`: the total.
     pub batch_max: Option<u64>,
     pub lease_ms: u64,
+    /// So many are admitted by this server itself while the store cannot be reached; `None`: nobody is.
+    pub fail_open: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -259,6 +262,12 @@ impl Gateway {
         }
     }
 
+    /// Pools to which the core admits some by itself while the store cannot be reached.
+    pub fn fail_open(&self) -> BTreeMap<String, FailOpen> {
+        let open = self.pools.iter().filter_map(|pool| Some((pool, pool.fail_open?)));
+        open.map(|(pool, local)| (pool.name.clone(), FailOpen { local, lease_ms: pool.lease_ms })).collect()
+    }
+
     pub fn to_toml(&self, into: &mut Table) {
         let mut list = |key: &str, tables: Vec<Table>| {
             if !tables.is_empty() {
@@ -272,20 +281,24 @@ impl Gateway {
 }
 
 impl Pool {
-    const KEYS: &[&str] = &["name", "total", "batch_max", "lease_ms", "fail_open"];
+    const KEYS: &[&str] = &["name", "total", "batch_max", "lease_ms", "fail_open", "fail_open_local"];
 
     fn of(entry: &Entry<'_>) -> Result<Pool, String> {
         entry.known(Pool::KEYS)?;
         let total =
             entry.number("total", 0, limits::POOL_TOTAL_MAX)?.ok_or_else(|| entry.bad("total", "is missing"))?;
-        if entry.flag("fail_open")? == Some(true) {
-            return Err(entry.bad("fail_open", "this release admits nobody while the store cannot be reached"));
+        let open = entry.flag("fail_open")? == Some(true);
+        let local = entry.number("fail_open_local", 1, total)?;
+        if local.is_some() && !open {
+            return Err(entry.bad("fail_open_local", "means nothing unless `fail_open` is true"));
         }
+        let local = u32::try_from(local.unwrap_or_else(|| total.div_ceil(2))).unwrap_or(u32::MAX);
         Ok(Pool {
             name: entry.name("name")?,
             total,
             batch_max: entry.number("batch_max", 0, limits::POOL_TOTAL_MAX)?,
             lease_ms: entry.number("lease_ms", limits::LEASE_MS_MIN, limits::LEASE_MS_MAX)?.unwrap_or(limits::LEASE_MS),
+            fail_open: open.then_some(local),
         })
     }
 
@@ -297,7 +310,10 @@ impl Pool {
             table.insert("batch_max".into(), number(most));
         }
         table.insert("lease_ms".into(), number(self.lease_ms));
-        table.insert("fail_open".into(), false.into());
+        table.insert("fail_open".into(), self.fail_open.is_some().into());
+        if let Some(local) = self.fail_open {
+            table.insert("fail_open_local".into(), number(local.into()));
+        }
         table
     }
 }
@@ -576,7 +592,8 @@ mod tests {
             (with("total = 8", ""), "pools.gpu.total"),
             (with("total = 8", "total = -1"), "pools.gpu.total"),
             (with("batch_max = 6", "batch = 6"), "`batch`"),
-            (with("fail_open = false", "fail_open = true"), "pools.gpu.fail_open"),
+            (with("fail_open = false", "fail_open_local = 3"), "pools.gpu.fail_open_local"),
+            (with("fail_open = false", "fail_open = true\nfail_open_local = 0"), "pools.gpu.fail_open_local"),
             (with("lease_ms = 30000", "lease_ms = 1"), "pools.gpu.lease_ms"),
             (with("https://10.0.0.7:9443/v2/", "ftp://x"), "upstreams.ocr-1.url"),
             (with("https://10.0.0.7:9443/v2/", "http://u:p@x"), "upstreams.ocr-1.url"),

@@ -59,6 +59,8 @@ pub struct Wanted {
 #[derive(Debug)]
 pub struct Slot {
     pub pool: String,
+    /// Granted by this server itself, since the store cannot be reached.
+    pub declared: bool,
     lost: watch::Receiver<bool>,
     held: Token,
 }
@@ -108,10 +110,10 @@ async fn keep(driver: &Driver, wanted: Wanted, mut answer: oneshot::Sender<Resul
         None => wait(driver, &wanted, &mut answer).await,
         Some(told) => wait_aloud(driver, &wanted, told, &answer).await,
     };
-    let id = match outcome {
+    let (id, declared) = match outcome {
         // Nobody waits.
         None => return,
-        Some(Ok(Answer::Slot { id, .. })) => id,
+        Some(Ok(Answer::Slot { id, declared, .. })) => (id, declared),
         Some(outcome) => {
             let failure = outcome.err().unwrap_or(Failure::OutcomeUnknown { retry_after_ms: 1_000 });
             // Whoever asked may have gone.
@@ -124,7 +126,7 @@ async fn keep(driver: &Driver, wanted: Wanted, mut answer: oneshot::Sender<Resul
     let until = Instant::now() + lease - asked.elapsed().min(ANSWERED).min(lease / 2);
     let (held, mut released) = oneshot::channel();
     let (lose, lost) = watch::channel(false);
-    let slot = Slot { pool: wanted.pool.name.clone(), lost, held: Arc::new(held) };
+    let slot = Slot { pool: wanted.pool.name.clone(), declared, lost, held: Arc::new(held) };
     // Whoever asked may have gone: then the guard is dropped here.
     let _ = answer.send(Ok(slot));
     tokio::select! {

@@ -97,10 +97,14 @@ fn holder(out: &mut Vec<u8>, held: &HolderView) {
     object.end();
 }
 
-pub fn slot(out: &mut Vec<u8>, id: &SlotId, expires_at: Clock) {
+/// `declared`: granted by the server itself, since the store cannot be reached.
+pub fn slot(out: &mut Vec<u8>, id: &SlotId, expires_at: Clock, declared: bool) {
     let mut object = Object::new(out);
     object.str("id", &id.to_string());
     object.time("expires_at", expires_at);
+    if declared {
+        object.bool("fail_open", true);
+    }
     object.end();
 }
 
