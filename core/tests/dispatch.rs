@@ -336,3 +336,76 @@ fn a_queue_deadline_that_comes_while_the_claim_is_on_its_way_counts() {
     }
     assert_eq!(in_use(&w), [0, 0]);
 }
+
+/// C16 with its numbers, on a clock that is handed in: an upstream of four slots answers 429 with `Retry-After: 120` for
+/// 300 s. Two servers run twenty jobs of one attempt each, and one whose age is limited.
+#[test]
+fn c16_back_pressure_is_heeded_by_all_replicas_and_costs_no_attempt() {
+    const PAUSE_MS: u64 = 120_000;
+    const CALL_MS: u64 = 1_000;
+    let mut w = world(4, None);
+    let begun = w.now_ms;
+    // It is first, and so the one that is tried again and again.
+    let aged = submit(&mut w, |s| (s.queue, s.max_age_ms) = ("far".into(), Some(150_000)));
+    let mut jobs: Vec<JobId> = Vec::new();
+    for _ in 0..20 {
+        jobs.push(submit(&mut w, |s| (s.queue, s.max_attempts) = ("far".into(), Some(1))));
+    }
+    let mut polls: [Option<RequestId>; 2] = [None; 2];
+    // Until when each call lasts, at which server, and what for.
+    let mut calls: Vec<(u64, usize, Dispatched)> = Vec::new();
+    let mut began: Vec<u64> = Vec::new();
+    let mut first_429 = None;
+    let mut refused = 0;
+    while w.now_ms < begun + 900_000 {
+        for at in 0..2 {
+            let queues = vec![(T.into(), "far".into())];
+            let asked =
+                Dispatch { worker: "s".into(), queues, upstreams: vec!["cloud".into()], max: 4, wait_ms: 60_000 };
+            let id = *polls[at].get_or_insert_with(|| w.ask(at, Request::Dispatch(Box::new(asked))));
+            w.settle();
+            let Some(found) = had(&mut w, at, id) else { continue };
+            polls[at] = None;
+            for one in found {
+                began.push(w.now_ms);
+                calls.push((w.now_ms + CALL_MS, at, one));
+            }
+        }
+        assert!(calls.len() <= 4, "four slots");
+        let now = w.now_ms;
+        let (over, rest): (Vec<_>, Vec<_>) = calls.into_iter().partition(|(until, ..)| *until <= now);
+        calls = rest;
+        for (_, at, one) in over {
+            if w.now_ms < begun + 300_000 {
+                first_429.get_or_insert(w.now_ms);
+                refused += 1;
+                hold(&mut w, at, "cloud", PAUSE_MS);
+                assert!(matches!(w.call(at, Request::Release(held(&one))), Ok(Response::Released { .. })));
+            } else {
+                complete(&mut w, at, &one);
+                let freed = Request::FreeUpstream { upstream: "cloud".into() };
+                assert_eq!(w.call(at, freed), Ok(Response::UpstreamFreed));
+            }
+        }
+        let state = |w: &mut World, job| match w.call(0, Request::Get { tenant: T.into(), job }) {
+            Ok(Response::Job(job)) => (job.status, job.attempt, job.reason),
+            other => panic!("{other:?}"),
+        };
+        if calls.is_empty() && jobs.iter().all(|job| state(&mut w, *job).0 == Status::Succeeded) {
+            assert!(jobs.iter().all(|job| state(&mut w, *job).1 == 1), "a 429 counts as no attempt");
+            let (status, _, reason) = state(&mut w, aged);
+            assert_eq!((status, reason.as_deref()), (Status::Dead, Some("max_age")), "its age was limited");
+            break;
+        }
+        w.to(w.now_ms + 100);
+    }
+    let first = first_429.unwrap();
+    assert!(w.now_ms < begun + 900_000, "not all had succeeded by then");
+    let early = began.iter().filter(|t| **t < first + PAUSE_MS).count();
+    assert!(early <= 4, "{early} calls before the pause was over");
+    // Afterwards one at a time, and none sooner than a pause after the one before that was refused.
+    let probes: Vec<u64> = began.iter().copied().filter(|t| *t >= first + PAUSE_MS && *t < begun + 300_000).collect();
+    assert!(probes.windows(2).all(|pair| pair[1] >= pair[0] + PAUSE_MS), "{probes:?}");
+    assert_eq!(refused, early + probes.len());
+    assert!(!probes.is_empty());
+}
