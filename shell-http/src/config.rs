@@ -172,7 +172,7 @@ impl Config {
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
         for (key, value) in &table {
-            if Gateway::KEYS.contains(&key.as_str()) {
+            if Gateway::has(key) {
                 self.gateway.set(key, value, env).map_err(bad)?;
                 continue;
             }
@@ -331,8 +331,8 @@ impl Config {
 }
 
 fn unknown(key: &str) -> String {
-    let tables = Gateway::KEYS.join("]], [[");
-    format!("there is no key `{}`; there are: {}, and [[{tables}]]", key.escape_debug(), KEYS.join(", "))
+    let (tables, list) = (Gateway::TABLES.join("]], [["), Gateway::ON_PREM_TENANTS);
+    format!("there is no key `{}`; there are: {}, {list}, and [[{tables}]]", key.escape_debug(), KEYS.join(", "))
 }
 
 pub(crate) fn millis(duration: Duration) -> u64 {

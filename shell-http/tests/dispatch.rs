@@ -269,3 +269,22 @@ fn c16_back_pressure_is_heeded() {
     assert!(begun.elapsed() < pause * 8 + Duration::from_secs(10));
     world.is_quiet_within(Duration::from_secs(2));
 }
+
+/// What one server's caller was told by the upstream, all servers heed, and the jobs wait.
+#[test]
+fn what_a_caller_of_the_proxy_was_told_everybody_heeds() {
+    let world = World::new(4, 4, "/echo", "", Some(Redis::start("redis-7.0", &[])), 2);
+    world.upstream.always(Some("/status/429?after=3"));
+    let call = |at: usize| world.servers[at].client().send("GET", "/v1/proxy/m/echo", &[], b"");
+    assert_eq!(call(0).status, 429, "it is passed on");
+    let told = Instant::now();
+    world.upstream.always(None);
+    let id = world.submit("");
+    std::thread::sleep(Duration::from_millis(1_500));
+    let answer = call(1);
+    assert_eq!((answer.status, answer.code().as_str()), (503, "upstream_unavailable"), "{}", answer.text());
+    assert_eq!(world.upstream.total(), 1, "nobody has called it since");
+    world.is(&id, "succeeded");
+    assert!(told.elapsed() >= Duration::from_millis(2_900), "{:?}", told.elapsed());
+    until("it is called again", PATIENCE, || call(1).status == 200);
+}

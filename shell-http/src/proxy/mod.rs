@@ -202,7 +202,7 @@ async fn exchange(
         match sent {
             Ok(answer) => {
                 if let Some(pause) = call::wants_a_pause(&answer.head) {
-                    upstream.hold(pause, std::time::Instant::now());
+                    app.gateway.hold(upstream, pause);
                 }
                 return Ok((upstream.clone(), answer));
             }

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::RETRY_AFTER;
+use hyper::header::{DATE, RETRY_AFTER};
 use hyper::http::response::Parts;
 use hyper::{HeaderMap, Request, StatusCode};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimeParser;
 use tokio::time::{Instant, timeout_at};
 
 use super::Upstream;
@@ -183,8 +185,37 @@ pub fn wants_a_pause(head: &Parts) -> Option<Duration> {
     retry_after(&head.headers).filter(|_| asks)
 }
 
-/// Seconds, as HTTP has it; a date is passed over.
+/// Seconds, or a date: that is by the clock of whoever sent it, if its answer tells what that shows.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?;
-    text.trim().parse().ok().map(Duration::from_secs)
+    let text = |name| headers.get(name)?.to_str().ok().map(str::trim);
+    let date = |text| DateTimeParser::new().parse_timestamp(text).ok();
+    let after = text(RETRY_AFTER)?;
+    if let Ok(seconds) = after.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let now = text(DATE).and_then(date).unwrap_or_else(Timestamp::now);
+    // A date that has passed asks for nothing more.
+    Some(Duration::try_from(date(after)?.duration_since(now)).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_seconds_or_a_date_by_the_clock_of_whoever_sent_it() {
+        let asked = |after: &str, date: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, after.parse().unwrap());
+            date.map(|date| headers.insert(DATE, date.parse().unwrap()));
+            retry_after(&headers)
+        };
+        let seconds = |n| Some(Duration::from_secs(n));
+        assert_eq!([asked("120", None), asked(" 0 ", None)], [seconds(120), seconds(0)]);
+        let date = Some("Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(asked("Sun, 06 Nov 1994 08:51:37 GMT", date), seconds(120));
+        assert_eq!(asked("Sun, 06 Nov 1994 08:49:36 GMT", date), seconds(0));
+        assert_eq!(asked("Sun, 06 Nov 1994 08:51:37 GMT", None), seconds(0), "long ago by the clock of this machine");
+        assert_eq!([asked("soon", date), asked("-1", None), asked("1.5", None)], [None; 3]);
+    }
 }

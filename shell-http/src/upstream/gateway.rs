@@ -10,6 +10,7 @@ use std::time::Duration;
 use hyper::header::HOST;
 use hyper::{Method, Request};
 use leasehold_core::job::record::Class;
+use leasehold_core::request::HoldUpstream;
 use leasehold_core::{Failure, Request as Asked, Response as Answer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -23,6 +24,8 @@ use crate::wire::submit::TENANT;
 
 /// Between two tries to set a pool while the store cannot be reached.
 const SET_AGAIN: Duration = Duration::from_secs(1);
+/// Between two looks at what other servers were asked to leave alone.
+const HOLDS_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Gateway {
@@ -30,6 +33,8 @@ pub struct Gateway {
     pools: Vec<Pool>,
     pub upstreams: Vec<Arc<Upstream>>,
     pub routes: Vec<settings::Route>,
+    /// Whatever the callers of the proxy send stays on the premises.
+    on_prem: bool,
     /// Calls to upstreams are stopped from now on.
     ending: watch::Sender<bool>,
     ended: AtomicBool,
@@ -55,6 +60,7 @@ impl Gateway {
             pools: settings.pools.clone(),
             upstreams: upstreams.collect::<Result<_, _>>()?,
             routes: settings.routes.clone(),
+            on_prem: settings.on_prem_tenants.iter().any(|tenant| tenant == TENANT),
             ending: watch::Sender::new(false),
             ended: AtomicBool::new(false),
             alive: Mutex::new(Some(alive)),
@@ -70,6 +76,10 @@ impl Gateway {
                 own.set(pool).await;
             }
         });
+        if !self.routes.is_empty() {
+            let own = self.clone();
+            tokio::spawn(async move { own.heed_holds().await });
+        }
         for upstream in &self.upstreams {
             if let Some(health) = upstream.settings.health.clone() {
                 let (upstream, mut ending) = (upstream.clone(), self.ending.subscribe());
@@ -80,6 +90,39 @@ impl Gateway {
                     }
                 });
             }
+        }
+    }
+
+    /// Whom other servers were asked to leave alone, callers of this one's proxy leave alone as well.
+    async fn heed_holds(&self) {
+        while !self.ended.load(Ordering::Relaxed) {
+            if let Ok(Answer::Upstreams(found)) = self.driver.ask(Asked::Upstreams).await {
+                for view in found {
+                    let left = view.held_until.map_or(0, |until| until.saturating_sub(view.at));
+                    if left > 0
+                        && let Some(upstream) = self.upstreams.iter().find(|u| u.name() == view.name)
+                    {
+                        upstream.hold(Duration::from_micros(left), std::time::Instant::now());
+                    }
+                }
+            }
+            sleep(HOLDS_EVERY).await;
+        }
+    }
+
+    /// The upstream has asked a caller of the proxy to be left alone: no server calls it for so long. Where no
+    /// job is ever sent there would be none to try it again, so there only this server heeds it.
+    pub fn hold(&self, upstream: &Upstream, pause: Duration) {
+        upstream.hold(pause, std::time::Instant::now());
+        let name = upstream.name();
+        if self.routes.iter().any(|route| route.upstreams.iter().any(|u| u == name)) {
+            let for_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+            let for_ms = for_ms.clamp(1, leasehold_core::limits::HOLD_MS_MAX);
+            let (driver, upstream) = (self.driver.clone(), name.to_owned());
+            tokio::spawn(async move {
+                // If it is not heard, the next that is sent there is told the same.
+                let _ = driver.ask(Asked::HoldUpstream(HoldUpstream { upstream, for_ms })).await;
+            });
         }
     }
 
@@ -105,6 +148,7 @@ impl Gateway {
 
     /// The upstreams that have a model; `on_prem`: of those only.
     pub fn with_model(&self, model: &str, on_prem: bool) -> Vec<Arc<Upstream>> {
+        let on_prem = on_prem || self.on_prem;
         let fits =
             |u: &&Arc<Upstream>| u.settings.models.iter().any(|m| m == model) && (u.settings.on_prem || !on_prem);
         self.upstreams.iter().filter(fits).cloned().collect()

@@ -36,6 +36,8 @@ pub struct Gateway {
     pub pools: Vec<Pool>,
     pub upstreams: Vec<Upstream>,
     pub routes: Vec<Route>,
+    /// All work of these stays on the premises.
+    pub on_prem_tenants: Vec<String>,
 }
 
 /// A pool as it is set when the server starts.
@@ -214,10 +216,25 @@ impl Header {
 
 impl Gateway {
     /// The keys of the file that are tables of these.
-    pub const KEYS: &[&str] = &["pools", "upstreams", "routes"];
+    pub const TABLES: &[&str] = &["pools", "upstreams", "routes"];
+    /// The one that is a list of names.
+    pub const ON_PREM_TENANTS: &str = "on_prem_tenants";
+
+    pub fn has(key: &str) -> bool {
+        key == Gateway::ON_PREM_TENANTS || Gateway::TABLES.contains(&key)
+    }
 
     /// Takes one of them.
     pub fn set(&mut self, key: &str, value: &Value, env: &[(String, String)]) -> Result<(), String> {
+        if key == Gateway::ON_PREM_TENANTS {
+            let table = Table::from_iter([(key.to_owned(), value.clone())]);
+            let tenants = Entry { at: "the file".into(), table: &table }.names(key)?.unwrap_or_default();
+            if tenants.iter().any(|tenant| tenant != TENANT) {
+                return Err(format!("`{key}`: there is one tenant without tokens, `{TENANT}`"));
+            }
+            self.on_prem_tenants = tenants;
+            return Ok(());
+        }
         let entries = entries(key, value)?;
         match key {
             "pools" => self.pools = entries.iter().map(Pool::of).collect::<Result<_, _>>()?,
@@ -258,7 +275,7 @@ impl Gateway {
         Routing {
             upstreams: self.upstreams.iter().map(upstream).collect(),
             routes: self.routes.iter().map(route).collect(),
-            on_prem_tenants: Vec::new(),
+            on_prem_tenants: self.on_prem_tenants.clone(),
         }
     }
 
@@ -269,6 +286,9 @@ impl Gateway {
     }
 
     pub fn to_toml(&self, into: &mut Table) {
+        if !self.on_prem_tenants.is_empty() {
+            into.insert(Gateway::ON_PREM_TENANTS.into(), texts(&self.on_prem_tenants));
+        }
         let mut list = |key: &str, tables: Vec<Table>| {
             if !tables.is_empty() {
                 into.insert(key.into(), Value::Array(tables.into_iter().map(Value::Table).collect()));
@@ -540,6 +560,7 @@ mod tests {
     }
 
     const WHOLE: &str = r#"
+        on_prem_tenants = ["default"]
         [[pools]]
         name = "gpu"
         total = 8
@@ -588,6 +609,8 @@ mod tests {
         let with = |from: &str, to: &str| WHOLE.replace(from, to);
         for (file, word) in [
             ("pools = 1".into(), "[[pools]]"),
+            ("on_prem_tenants = [\"a\"]".into(), "on_prem_tenants"),
+            ("on_prem_tenants = \"default\"".into(), "on_prem_tenants"),
             ("[[pools]]\ntotal = 8".into(), "pools[0].name"),
             (with("total = 8", ""), "pools.gpu.total"),
             (with("total = 8", "total = -1"), "pools.gpu.total"),
