@@ -30,8 +30,10 @@ pub struct Declared {
 }
 
 /// From when the store is back to when what was granted without it must be written down: a try a second, and a
-/// commit whose outcome is unknown until its time has passed.
+/// commit whose outcome is unknown until its time has passed …
 const WRITTEN_WITHIN: Micros = 7 * SECOND;
+/// … which each of several may meet if the store goes on to lose what it is sent, one at a time.
+const WRITTEN_AT_LAST: Micros = 15 * SECOND;
 /// Good answers that the replica must have had meanwhile.
 const ANSWERS: u64 = 20;
 
@@ -111,17 +113,21 @@ impl World {
     pub fn written_down(&mut self) {
         let clock = self.store.tick(self.now);
         let now = self.now;
+        let f = &self.setup.faults;
+        let loses = f.store_request_lost + f.store_reply_lost + f.store_error + f.store_late + f.store_partial > 0;
+        let slow = loses || self.setup.config.commit_txns == 1;
+        let within = if slow { WRITTEN_AT_LAST } else { WRITTEN_WITHIN };
         let mut late = None;
         self.declared.retain_mut(|d| {
             let host = &self.hosts[d.replica];
             let Some(replica) = host.replica.as_ref().filter(|_| host.epoch == d.epoch) else { return false };
-            if replica.stats().breaker_open || host.paused || host.undisturbed_since + WRITTEN_WITHIN > now {
+            if replica.stats().breaker_open || host.paused || host.undisturbed_since + within > now {
                 d.back = None;
                 return true;
             }
             let (since, answers, change) = *d.back.get_or_insert((now, host.answers, self.oracle.changes()));
             let member = keys::slot_member(&d.tenant, &d.id.slot);
-            let settled = since + WRITTEN_WITHIN < now && answers + ANSWERS < host.answers;
+            let settled = since + within < now && answers + ANSWERS < host.answers;
             let there = !self.oracle.pool_was_absent(&d.pool, change);
             let held = d.until > clock && d.ends > now;
             if settled && there && held && !self.oracle.was_held(&d.pool, &member, d.id.nonce) {

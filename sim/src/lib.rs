@@ -27,6 +27,7 @@ pub mod scenarios;
 pub mod scope;
 pub mod setup;
 pub mod shrink;
+pub mod soak;
 pub mod store;
 pub mod strikes;
 pub mod sweep;

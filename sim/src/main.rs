@@ -10,6 +10,7 @@ use sim::plan::{self, Plan};
 use sim::report::{self, Options, Outcome, Soak};
 use sim::scope::{self, Scope};
 use sim::shrink::{self, Budget};
+use sim::soak::{self, Record};
 use sim::strikes::Strike;
 use sim::sweep::{self, scripts};
 use sim::trace::Trace;
@@ -29,6 +30,9 @@ USAGE
                                  small worlds walked through whole: every order, every place of two faults
   sim sweep --scenario NAME --strike FAULT@PLACE…
                                  one of them, with a picture of what happened
+  sim soak --minutes N|--hours N --out DIR [--from SEED]
+                                 seeds until the time is over, from where the last run on the folder ended;
+                                 soak.md and soak.json tell what came of it
 
 OPTIONS
   --keep-going          with --seeds: list every failure
@@ -40,7 +44,8 @@ OPTIONS
   --mute TOPIC          silence a kind of draw, as store-reply, chaos, crash-step, misbehave
   --digests             with --seeds: print only a digest for each seed
   --jobs N              threads (default: all cores)
-  --minutes N           with shrink: how long it may look (default 5); with exhaust: for each scope (60)
+  --minutes N           with shrink: how long it may look (default 5); with exhaust: for each scope (60);
+                        with soak: how long it runs (60)
   --faults N  --jumps N with exhaust: other bounds than the scope's own
   --pairs N             with sweep: sampled pairs of faults for each scenario (default 200)
   --every N             with sweep: only every n-th place (default 1)
@@ -52,6 +57,7 @@ EXAMPLES
   cargo run --release -p sim -- --seeds 0..20000
   cargo run --release -p sim -- --seeds 0..200 --check-determinism
   cargo run --release -p sim -- shrink --seed 42 --out /tmp/42
+  cargo run --release -p sim -- soak --hours 8 --out /tmp/soak
   cargo run --release -p sim -- --plan /tmp/42/run.plan --trace --focus \"call 12\"
 
 EXIT STATUS
@@ -69,6 +75,8 @@ struct Args {
     shrink: bool,
     sweep: bool,
     exhaust: bool,
+    soak: bool,
+    from: Option<u64>,
     scope: Option<String>,
     faults: Option<u8>,
     jumps: Option<u8>,
@@ -118,6 +126,12 @@ fn parse() -> Result<Option<Args>, String> {
             Value(word) if word == "shrink" => args.shrink = true,
             Value(word) if word == "sweep" => args.sweep = true,
             Value(word) if word == "exhaust" => args.exhaust = true,
+            Value(word) if word == "soak" => args.soak = true,
+            Long("from") => args.from = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("hours") => {
+                let hours: u64 = parser.value().map_err(text)?.parse().map_err(text)?;
+                args.minutes = Some(hours.saturating_mul(60));
+            }
             Value(word) if word == "run" => {}
             Long("scope") => args.scope = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("faults") => args.faults = Some(parser.value().map_err(text)?.parse().map_err(text)?),
@@ -162,6 +176,9 @@ fn go(args: &Args) -> u8 {
     }
     if args.exhaust {
         return exhaust(args);
+    }
+    if args.soak {
+        return soak(args);
     }
     match (args.seeds, args.seed, &args.plan) {
         (Some((from, to)), None, None) => many(args, from, to),
@@ -327,17 +344,13 @@ fn shrink(args: &Args, plan: &Plan) -> u8 {
     outcome.status()
 }
 
-fn many(args: &Args, from: u64, to: u64) -> u8 {
-    let started = Instant::now();
-    let mut soak = Soak::default();
-    let mut digests = Vec::new();
-    let threads = threads(args);
+/// Runs seeds on all threads, and gives what came of each, in no order, until it is told to stop.
+fn run_seeds(args: &Args, from: u64, to: u64, stop: &AtomicBool, each: &mut dyn FnMut(Outcome)) {
     let next = AtomicU64::new(from);
-    let stop = AtomicBool::new(false);
     let (sender, receiver) = mpsc::channel::<Outcome>();
     std::thread::scope(|scope| {
-        for _ in 0..threads {
-            let (sender, next, stop) = (sender.clone(), &next, &stop);
+        for _ in 0..threads(args) {
+            let (sender, next) = (sender.clone(), &next);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -354,28 +367,89 @@ fn many(args: &Args, from: u64, to: u64) -> u8 {
             });
         }
         drop(sender);
-        let mut shown = Instant::now();
-        for outcome in receiver {
-            digests.push((outcome.plan.seed, outcome.digest));
-            if !outcome.held() && !args.digests {
+        receiver.into_iter().for_each(each);
+    });
+}
+
+/// Seeds of which each is run before the next such number begins.
+const SOAK_PAGE: u64 = 64;
+/// Seeds that are run in a second process before anything else.
+const SOAK_DETERMINISM: u64 = 20;
+
+fn soak(args: &Args) -> u8 {
+    let Some(folder) = &args.out else {
+        eprintln!("sim: soak needs --out DIR, where its state and its reports are kept\n\n{HELP}");
+        return report::USAGE;
+    };
+    let told = |what: &str, error: std::io::Error| {
+        eprintln!("sim: {what} {}: {error}", folder.display());
+        report::USAGE
+    };
+    let mut record = match Record::load(folder, args.from.unwrap_or(0)) {
+        Ok(record) => record,
+        Err(error) => return told("cannot go on from", error),
+    };
+    let go_on = AtomicBool::new(false);
+    let mut digests = Vec::new();
+    run_seeds(args, record.next, record.next + SOAK_DETERMINISM, &go_on, &mut |o| {
+        digests.push((o.plan.seed, o.digest))
+    });
+    digests.sort_unstable();
+    if !same_elsewhere(&digests) {
+        return report::NOT_DETERMINISTIC;
+    }
+    let (begun, before) = (Instant::now(), record.took);
+    let limit = Duration::from_secs(60 * args.minutes.unwrap_or(60));
+    let mut shown = Instant::now();
+    while begun.elapsed() < limit {
+        let to = record.next + SOAK_PAGE;
+        run_seeds(args, record.next, to, &go_on, &mut |outcome| {
+            if !outcome.held() {
                 println!("{}", report::failure(&outcome));
-                if !args.keep_going {
-                    stop.store(true, Ordering::Relaxed);
-                }
             }
-            soak.add(outcome);
-            if shown.elapsed() > Duration::from_secs(2) && !args.digests {
-                shown = Instant::now();
-                let secs = started.elapsed().as_secs_f64();
-                eprintln!(
-                    "{} of {} seeds, {} broken, {:.0} events/s, marks unreached: {:?}",
-                    soak.seeds,
-                    to.saturating_sub(from),
-                    soak.broken.len(),
-                    soak.events as f64 / secs,
-                    soak.unreached()
-                );
+            record.soak.add(&outcome);
+        });
+        record.next = to;
+        record.took = before + begun.elapsed();
+        if let Err(error) = record.save(folder) {
+            return told("cannot write to", error);
+        }
+        if shown.elapsed() > Duration::from_secs(10) {
+            shown = Instant::now();
+            eprintln!("{}", record.progress());
+        }
+    }
+    print!("{}", record.soak.summary(record.took));
+    println!("written to {}: soak.md, soak.json, {}", folder.display(), soak::STATE);
+    record.soak.status()
+}
+
+fn many(args: &Args, from: u64, to: u64) -> u8 {
+    let started = Instant::now();
+    let mut soak = Soak::default();
+    let mut digests = Vec::new();
+    let stop = AtomicBool::new(false);
+    let mut shown = Instant::now();
+    run_seeds(args, from, to, &stop, &mut |outcome| {
+        digests.push((outcome.plan.seed, outcome.digest));
+        if !outcome.held() && !args.digests {
+            println!("{}", report::failure(&outcome));
+            if !args.keep_going {
+                stop.store(true, Ordering::Relaxed);
             }
+        }
+        soak.add(&outcome);
+        if shown.elapsed() > Duration::from_secs(2) && !args.digests {
+            shown = Instant::now();
+            let secs = started.elapsed().as_secs_f64();
+            eprintln!(
+                "{} of {} seeds, {} broken, {:.0} events/s, marks unreached: {:?}",
+                soak.seeds,
+                to.saturating_sub(from),
+                soak.broken.len(),
+                soak.events as f64 / secs,
+                soak.unreached()
+            );
         }
     });
     digests.sort_unstable();

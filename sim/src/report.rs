@@ -260,11 +260,21 @@ pub struct Soak {
     pub slots: u64,
     pub checks: u64,
     pub marks: BTreeMap<Mark, u64>,
-    pub faults: BTreeMap<&'static str, u64>,
-    pub broken: Vec<Outcome>,
+    pub faults: BTreeMap<String, u64>,
+    pub broken: Vec<Broken>,
 }
 
-const MARKS: [Mark; 23] = [
+/// A seed under which a promise broke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    pub seed: u64,
+    pub event: u64,
+    pub status: u8,
+    pub promise: String,
+}
+
+/// Every mark that there is.
+pub const MARKS: [Mark; 24] = [
     Mark::BreakerOpened,
     Mark::BreakerClosed,
     Mark::LateReply,
@@ -284,6 +294,7 @@ const MARKS: [Mark; 23] = [
     Mark::ClaimRepeated,
     Mark::ClaimUndone,
     Mark::MailboxFull,
+    Mark::SlotDeclared,
     Mark::KeyTakenOver,
     Mark::GroupStopped,
     Mark::GroupFinalized,
@@ -291,7 +302,7 @@ const MARKS: [Mark; 23] = [
 ];
 
 impl Soak {
-    pub fn add(&mut self, o: Outcome) {
+    pub fn add(&mut self, o: &Outcome) {
         self.seeds += 1;
         self.events += o.counts.events;
         self.sim_us += o.sim_us;
@@ -303,10 +314,11 @@ impl Soak {
             *self.marks.entry(*mark).or_default() += n;
         }
         for (fault, n) in &o.counts.faults {
-            *self.faults.entry(fault).or_default() += n;
+            *self.faults.entry((*fault).to_owned()).or_default() += n;
         }
         if !o.held() {
-            self.broken.push(o);
+            let (seed, promise) = (o.plan.seed, o.promise().to_owned());
+            self.broken.push(Broken { seed, event: o.counts.events, status: o.status(), promise });
         }
     }
 
@@ -316,7 +328,7 @@ impl Soak {
 
     /// The worst exit status of those that broke.
     pub fn status(&self) -> u8 {
-        self.broken.first().map_or(HELD, Outcome::status)
+        self.broken.first().map_or(HELD, |b| b.status)
     }
 
     pub fn summary(&self, took: Duration) -> String {
@@ -347,9 +359,9 @@ impl Soak {
             "marks unreached  {}",
             if unreached.is_empty() { "none".into() } else { unreached.join(", ") }
         );
-        let mut kinds: BTreeMap<&'static str, Vec<u64>> = BTreeMap::new();
-        for o in &self.broken {
-            kinds.entry(o.promise()).or_default().push(o.plan.seed);
+        let mut kinds: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+        for b in &self.broken {
+            kinds.entry(&b.promise).or_default().push(b.seed);
         }
         for (promise, seeds) in kinds {
             let some: Vec<String> = seeds.iter().take(8).map(u64::to_string).collect();
