@@ -274,3 +274,112 @@ fn a_replica_that_never_had_a_store_admits_nobody() {
     w.to(2_000);
     assert!(unavailable(&w.call(0, asked(P, None, 1, 0))));
 }
+
+#[test]
+fn a_store_that_answers_once_and_goes_away_again_shuts_nobody_out_for_ever() {
+    let mut w = world();
+    away(&mut w, 0);
+    let one = take(&mut w, 0).0;
+    take(&mut w, 0);
+    to_the_entering(&mut w);
+    // The commit is never answered.
+    w.replicas[0].calls.clear();
+    w.replicas[0].away = true;
+    w.to(w.now_ms + 5_000);
+    assert!(w.replicas[0].replica.stats().breaker_open);
+    assert!(unavailable(&w.call(0, asked(P, None, 1, 0))), "both may be there");
+    w.to(w.now_ms + 3 * LEASE_MS);
+    assert!(take(&mut w, 0).1 && take(&mut w, 0).1, "by now neither can be");
+    assert!(refresh(&mut w, 0, &one).is_err());
+    back(&mut w, 0);
+    assert_eq!(holders(&w).len(), 2);
+    balanced(&mut w);
+}
+
+#[test]
+fn whoever_was_granted_the_name_meanwhile_keeps_its_slot() {
+    let mut w = world();
+    away(&mut w, 0);
+    let (here, _) = had(&w.call(0, asked(P, Some("n"), 1, 0)));
+    // Its answer was lost: it asks again, elsewhere.
+    let (there, declared) = had(&w.call(1, asked(P, Some("n"), 1, 0)));
+    assert!(!declared);
+    let other = w.call(0, asked(P, Some("n"), 2, 0));
+    assert!(matches!(other, Err(Failure::Invalid { .. })), "{other:?}");
+    back(&mut w, 0);
+    assert!(refresh(&mut w, 1, &there).is_ok(), "it was granted, and told");
+    assert_eq!(refresh(&mut w, 0, &here), Err(Failure::SlotLost));
+    assert_eq!(holders(&w).len(), 1);
+    balanced(&mut w);
+}
+
+#[test]
+fn a_slot_that_another_server_was_given_back_is_not_written_down() {
+    let mut w = world();
+    away(&mut w, 0);
+    let one = take(&mut w, 0).0;
+    release(&mut w, 1, &one);
+    back(&mut w, 0);
+    assert_eq!(holders(&w), []);
+    assert_eq!(refresh(&mut w, 0, &one), Err(Failure::SlotLost));
+    balanced(&mut w);
+}
+
+#[test]
+fn giving_back_by_name_alone_says_that_it_cannot_know() {
+    let mut w = world();
+    away(&mut w, 0);
+    had(&w.call(0, asked(P, Some("n"), 1, 0)));
+    let asked =
+        || Request::ReleaseSlot { tenant: T.into(), pool: P.into(), slot: SlotId { slot: "n".into(), nonce: None } };
+    let told = w.call(0, asked());
+    assert!(matches!(told, Err(Failure::OutcomeUnknown { .. })), "it has done something: {told:?}");
+    assert!(unavailable(&w.call(0, asked())), "there is nothing here any more");
+}
+
+#[test]
+fn what_was_entered_counts_though_its_reply_was_lost() {
+    let mut w = world();
+    away(&mut w, 0);
+    let one = take(&mut w, 0).0;
+    w.to(w.now_ms + LEASE_MS - 1_000);
+    to_the_entering(&mut w);
+    let (_, op) = w.replicas[0].calls.pop_front().unwrap();
+    w.apply(&op).unwrap();
+    w.to(w.now_ms + 3_000);
+    assert!(refresh(&mut w, 0, &one).is_ok());
+    away(&mut w, 0);
+    take(&mut w, 0);
+    assert!(unavailable(&w.call(0, asked(P, None, 1, 0))), "the first is still there");
+}
+
+/// The reply to a grant is lost, and then the store: what was granted then goes with what was granted instead.
+#[test]
+fn a_grant_in_doubt_does_not_stay_behind() {
+    for given_back in [true, false] {
+        let mut w = world();
+        let id = w.ask(0, asked(P, None, 1, 0));
+        for _ in 0..100 {
+            let Some((_, op)) = w.replicas[0].calls.front().cloned() else { break };
+            if matches!(&op, StoreOp::Commit(c) if format!("{c:?}").contains("holders/gpu")) {
+                w.apply(&op).unwrap();
+                w.replicas[0].calls.pop_front();
+                break;
+            }
+            w.perform(0);
+        }
+        assert_eq!(holders(&w).len(), 1);
+        w.replicas[0].away = true;
+        w.to(w.now_ms + 6_000);
+        let (slot, declared) = had(&w.answer(0, id).unwrap());
+        assert!(declared);
+        if given_back {
+            let asked = Request::ReleaseSlot { tenant: T.into(), pool: P.into(), slot: slot.clone() };
+            assert!(matches!(w.call(0, asked), Err(Failure::OutcomeUnknown { .. })));
+        }
+        back(&mut w, 0);
+        assert_eq!(holders(&w).len(), usize::from(!given_back));
+        assert_eq!(refresh(&mut w, 0, &slot).is_ok(), !given_back);
+        balanced(&mut w);
+    }
+}

@@ -45,6 +45,9 @@ impl World {
         match (&*request, outcome) {
             (Request::Acquire(asked), Ok(Response::Slot { id, expires_at, declared: true, .. })) => {
                 let Some(replica) = &self.hosts[r].replica else { return };
+                if let Some(nonce) = id.nonce {
+                    self.oracle.declare(&asked.pool, keys::slot_member(&asked.tenant, &id.slot), nonce);
+                }
                 let known = self.declared.iter().any(|d| d.id == *id && (&d.pool, d.replica) == (&asked.pool, r));
                 let written = self.oracle.is_held(&asked.pool, &keys::slot_member(&asked.tenant, &id.slot), id.nonce);
                 if known || written {
@@ -86,7 +89,18 @@ impl World {
                     self.violate(Promise::LimitHeld, what);
                 }
             }
-            (Request::RefreshSlot { pool, slot, .. }, Ok(Response::SlotRefreshed { expires_at })) => {
+            (Request::RefreshSlot { tenant, pool, slot }, Ok(Response::SlotRefreshed { expires_at })) => {
+                let member = keys::slot_member(tenant, &slot.slot);
+                let here = self.declared.iter().find(|d| (&d.pool, &d.id, d.replica) == (pool, slot, r));
+                // A clock that was stepped has other ends.
+                let since = self.hosts[r].undisturbed_since;
+                // Its clock may run slow by a hundredth.
+                let lives = here.is_some_and(|d| d.ends + d.lease_us / 50 + SECOND / 100 >= self.now || d.told < since);
+                let local = slot.nonce.is_some_and(|n| self.oracle.is_declared(pool, &member, n));
+                if local && !lives && !self.oracle.was_held(pool, &member, slot.nonce) {
+                    let what = format!("call {call}: replica {r} has refreshed what was over: {here:?}, {outcome:?}");
+                    return self.violate(Promise::SlotNotResurrected, what);
+                }
                 // Once it is written down it can be kept elsewhere, where nobody counts it as declared.
                 let of = |d: &&mut Declared| (&d.pool, &d.id, d.replica) == (pool, slot, r);
                 if let Some(found) = self.declared.iter_mut().find(of) {
@@ -97,8 +111,11 @@ impl World {
             (Request::RefreshSlot { pool, slot, .. }, Err(Failure::SlotLost)) => {
                 self.declared.retain(|d| (&d.pool, &d.id, d.replica) != (pool, slot, r));
             }
-            (Request::ReleaseSlot { tenant, pool, slot }, _) => {
-                // Any of its name, if it does not say which. Its replica forgets it, whatever the store says.
+            (
+                Request::ReleaseSlot { tenant, pool, slot },
+                Ok(Response::SlotReleased) | Err(Failure::OutcomeUnknown { .. }),
+            ) => {
+                // Any of its name, if it does not say which.
                 self.declared.retain(|d| {
                     (&d.tenant, &d.pool, &d.id.slot) != (tenant, pool, &slot.slot)
                         || d.replica != r && !self.oracle.is_over(pool, &keys::slot_member(tenant, &slot.slot))

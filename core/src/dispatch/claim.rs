@@ -138,7 +138,9 @@ impl Dispatch {
         txns.extend(drafts);
         self.stage = Stage::Sent;
         // honest-replies: it may come to be first, or there may come to be room, after it was refused.
-        let evidence = self.tried.first().map(|t| Evidence::time(keys::lease(t.id)));
+        // Of one it is known as soon as its lease is there.
+        let own = if self.tried.len() == 1 { self.nonce } else { Version(0) };
+        let evidence = self.tried.first().map(|t| Evidence::time(keys::lease(t.id), own));
         Next::Commit(Plan { txns, grows: false, evidence })
     }
 

@@ -49,6 +49,8 @@ enum Did {
     Finalized,
     Unmarked,
     Removed,
+    /// A child that lived when its group had gone.
+    Lost,
 }
 
 fn due(index: Name, limit: usize) -> Slice {
@@ -287,17 +289,25 @@ impl Step {
             vec![Guard::Member(keys::GROUPS_ENDED, member.clone(), Standing::Due), Guard::Absent(keys::group(id))];
         for entry in entries.iter().copied().flatten() {
             let Some(child) = keys::job_of(&entry.member) else { continue };
-            let job = match entry.records.first().map_or(Ok(None), decode_record::<Job>) {
+            let found = match entry.records.first().map_or(Ok(None), decode_record::<Job>) {
                 // Not this release's to remove.
                 Err(Undecodable::Newer) => continue,
                 // One that cannot be read goes as well, as an ordinary job's record does at its expiry.
                 Err(Undecodable::Corrupt) | Ok(None) => None,
-                Ok(Some((_, job))) => Some(job),
+                Ok(Some(found)) => Some(found),
             };
             let mut writes: Vec<Write> = books(id).map(|index| remove(index, &entry.member)).collect();
             writes.push(remove(keys::QUARANTINE, &entry.member));
-            writes.extend(moves::forget(child, job.as_ref().map(Home::from)));
-            self.draft(Did::Removed, Draft::new(guards.clone(), writes));
+            writes.extend(moves::forget(child, found.as_ref().map(|(_, job)| Home::from(job))));
+            let mut guards = guards.clone();
+            let mut did = Did::Removed;
+            if let Some((version, job)) = found.filter(|(_, job)| job.end.is_none()) {
+                // no-ghosts: its group has vanished while it lived, and that is told.
+                guards.push(Guard::At(keys::job(child), version));
+                writes.push(Home::from(&job).event(Kind::Lost, child, None, Some("group")));
+                did = Did::Lost;
+            }
+            self.draft(did, Draft::new(guards, writes));
         }
         if entries.iter().any(|entries| !entries.is_empty()) {
             self.more = true;
@@ -433,6 +443,10 @@ impl Operation for Step {
                 Did::Cancelled => cx.stats.cancelled += 1,
                 Did::Unmarked => {}
                 Did::Removed => cx.mark(Mark::GroupRemoved),
+                Did::Lost => {
+                    cx.stats.lost += 1;
+                    cx.mark(Mark::JobLost);
+                }
             }
         }
         // Everything refused: another replica is at it.

@@ -193,7 +193,9 @@ impl Audit {
         for (key, pair) in core::mem::take(&mut self.others).iter().zip(records.chunks(2)) {
             let [record @ Record::Present { version, expiry, .. }, main] = pair else { continue };
             let version = *version;
-            if key.starts_with(b"key/") {
+            // Another's bytes may have used up the answer's room: what was not read is not unreadable.
+            let read = !record.is_unread();
+            if key.starts_with(b"key/") && read {
                 if let Err(Undecodable::Corrupt) = decode_record::<KeyRecord>(record) {
                     self.find(key, "its record cannot be read");
                 }
@@ -203,11 +205,11 @@ impl Audit {
                     let guards = vec![Guard::Absent(keys::job(id)), Guard::At(key.clone(), version)];
                     self.mend(finding, Draft::new(guards, vec![Write::Delete(key.clone())]));
                 }
-            } else if key.starts_with(&keys::POOL) {
+            } else if key.starts_with(&keys::POOL) && read {
                 if let Err(Undecodable::Corrupt) = decode_record::<Pool>(record) {
                     self.find(key, "its record cannot be read");
                 }
-            } else if key.starts_with(b"slot/") {
+            } else if key.starts_with(b"slot/") && read {
                 if let Err(Undecodable::Corrupt) = decode_record::<Slot>(record) {
                     self.find(key, "its record cannot be read");
                 }
@@ -515,6 +517,8 @@ impl Operation for Audit {
                 let ids: BTreeSet<JobId> = main.iter().filter_map(scrub::id_in).collect();
                 self.ids = ids.into_iter().collect();
                 self.others = others;
+                // Those that are looked into before those of which it is enough that they are there.
+                self.others.sort_by_key(|key| scrub::id_in(key).is_some());
                 if self.ids.is_empty() && self.others.is_empty() { self.finish() } else { self.records() }
             }
             Stage::Records => self.places(&snapshot),

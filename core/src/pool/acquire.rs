@@ -9,7 +9,7 @@ use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::open::{FailOpen, Open};
+use super::open::{FailOpen, Open, in_use};
 use super::record::{Pool, Slot, SlotState};
 use super::usage::{self, Usage};
 use super::{Release, Spot, nobody, of, room, slot_of};
@@ -135,7 +135,16 @@ impl Acquire {
             lease_ms: self.asked.lease_ms.unwrap_or(how.lease_ms),
             holder: self.asked.holder.clone(),
         };
-        open.again(&spot, slot.class, slot.cost, clock).or_else(|| open.admit(&spot, slot, how.local, clock))
+        open.again(&spot, slot.class, slot.cost, clock)
+            .or_else(|| open.admit(&spot, slot, self.in_doubt(), how.local, clock))
+    }
+
+    /// The grant that may have been made, or may still be.
+    fn in_doubt(&self) -> Option<Version> {
+        match &self.stage {
+            Stage::Sent { what: Sent::Arrive(grant, _) | Sent::Promote(grant, _), .. } => Some(grant.nonce),
+            _ => None,
+        }
     }
 
     /// What was declared under its name and is not in the store yet.
@@ -202,10 +211,7 @@ impl Acquire {
         };
         let Some((version, slot)) = found else { return self.arrive(seen, cx) };
         match slot.state {
-            _ if slot.class != self.asked.class || slot.cost != self.asked.cost => {
-                let detail = format!("is in use with class {} and cost {}", slot.class.text(), slot.cost);
-                Next::fail(check::invalid("slot_id", detail))
-            }
+            _ if slot.class != self.asked.class || slot.cost != self.asked.cost => Next::fail(in_use(&slot)),
             SlotState::Granted | SlotState::Declared => {
                 let members = self.spot.units(&slot);
                 self.stage = Stage::Stands { version, slot };
@@ -290,7 +296,7 @@ impl Acquire {
         self.stage = Stage::Sent { tidied, what: Sent::Arrive(grant, line) };
         // honest-replies: where no place in line is taken, nothing that is left of it tells that it was refused,
         // and there may come to be room for an earlier copy of it.
-        let evidence = (!queues).then(|| Evidence::time(self.spot.key()));
+        let evidence = (!queues).then(|| Evidence::time(self.spot.key(), own));
         Next::Commit(Plan { txns: drafts, grows: false, evidence })
     }
 
@@ -315,11 +321,16 @@ impl Acquire {
         let mut drafts = seen.usage.tidy(&self.spot.pool);
         let tidied = drafts.len();
         if seen.place.is_some() && higher == 0 && free >= ahead.saturating_add(cost) {
-            drafts.push(self.promote(&slot, version, seen, cx.make.version()));
+            let own = cx.make.version();
+            drafts.push(self.promote(&slot, version, seen, own));
             let length = slot.lease_ms.saturating_mul(limits::MILLI);
             let grant = Grant { nonce: slot.nonce, length, left: free.saturating_sub(cost) };
             self.stage = Stage::Sent { tidied, what: Sent::Promote(grant, line) };
-            return Next::Commit(Plan::new(drafts));
+            // honest-replies: whoever has a name and no time left is told that it holds nothing, though an earlier copy
+            // may find room. Without a name it leaves the line, and then none does.
+            let told = self.last(cx) && self.asked.slot.is_some();
+            let evidence = told.then(|| Evidence::time(self.spot.key(), own));
+            return Next::Commit(Plan { txns: drafts, grows: false, evidence });
         }
         let fresh = seen.clock.saturating_add(limits::WAITER - limits::WAITER_RENEW_MS * limits::MILLI / 2);
         let with_deadline = seen.usage.with_deadline(class);

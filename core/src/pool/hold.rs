@@ -56,6 +56,8 @@ impl Operation for Refresh {
             return lost(cx);
         }
         self.length = slot.lease_ms.saturating_mul(limits::MILLI);
+        // Whatever becomes of this.
+        cx.open.refreshed(&self.spot, self.nonce, slot.end(cx.clock).saturating_add(limits::VALID));
         let units = self.spot.units(&slot);
         let mut guards = vec![Guard::At(self.spot.key(), version)];
         // slot-not-resurrected: the clock of the commit decides. A unit that lapsed or was lost has made room
@@ -123,7 +125,15 @@ impl Operation for Release {
         };
         let Some((version, slot)) = found.filter(|(_, slot)| slot.state != SlotState::Over) else {
             cx.open.gone(&self.spot, self.nonce);
-            return Next::ok(Response::SlotReleased);
+            let absent = snapshot.records.first().is_none_or(Record::is_absent);
+            return match self.nonce {
+                // slot-not-resurrected: another server may have granted it without the store, and still mean to
+                // write that down.
+                Some(nonce) if absent && cx.config.fail_open.contains_key(&self.spot.pool) => {
+                    Next::Commit(Plan::new(vec![self.spot.refuse(nonce, cx.make.version())]))
+                }
+                _ => Next::ok(Response::SlotReleased),
+            };
         };
         if *self.nonce.get_or_insert(slot.nonce) != slot.nonce {
             return Next::ok(Response::SlotReleased);

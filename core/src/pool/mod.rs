@@ -135,6 +135,20 @@ impl Spot {
         }
     }
 
+    /// The transaction after which a grant is over that nobody knows of.
+    fn refuse(&self, nonce: Version, own: Version) -> Draft {
+        let state = SlotState::Over;
+        let over = Slot { state, nonce, class: Class::System, cost: 1, lease_ms: limits::LEASE_MS_MIN, holder: None };
+        self.stub(&over, own)
+    }
+
+    /// The transaction after which a slot that has no record is over.
+    fn stub(&self, over: &Slot, own: Version) -> Draft {
+        let mut writes = self.old_places();
+        writes.push(put(self.key(), own, crate::codec::encode(over), Expiry::Clock(limits::SLOT_KEPT)));
+        Draft::new(vec![Guard::Absent(self.key())], writes)
+    }
+
     /// The transaction after which the slot is over, whether it was waiting or granted.
     fn end(&self, slot: &Slot, version: Version, own: Version) -> Draft {
         let over = Slot { state: SlotState::Over, ..slot.clone() };

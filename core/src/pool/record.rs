@@ -47,7 +47,7 @@ pub struct Slot {
 
 impl Slot {
     /// When it ends if it is granted or refreshed now.
-    pub(super) fn end(&self, clock: Clock) -> Clock {
+    pub(crate) fn end(&self, clock: Clock) -> Clock {
         clock.saturating_add(self.lease_ms.saturating_mul(limits::MILLI))
     }
 }

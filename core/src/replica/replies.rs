@@ -3,7 +3,7 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use super::step::{Replica, Shape, State, Task, What};
+use super::step::{Origin, Replica, Shape, State, Task, What};
 use super::task::{Evidence, Operation as _, TaskId, Verdict, applied};
 use super::{Mark, Outputs, StoreAnswer, StoreId};
 use crate::failure::Failure;
@@ -113,12 +113,12 @@ impl Replica {
                 if let Some(task) = self.tasks.get_mut(&id) {
                     task.committed = true;
                 }
-                self.act(id, out, |op, cx| op.settled(clock, cx));
+                let time = self.settles_by_time(id);
+                self.act(id, out, |op, cx| if time { op.doubtful(cx) } else { op.settled(clock, cx) });
             }
             Verdict::NotApplied if over => {
                 self.marks.push(Mark::SettledNotApplied);
-                let state = self.tasks.get(&id).map(|t| &t.state);
-                let time = matches!(state, Some(State::Settle(_, evidence)) if evidence.is_time());
+                let time = self.settles_by_time(id);
                 self.act(id, out, |op, cx| if time { op.doubtful(cx) } else { op.start(cx) });
             }
             // It may still be on its way: only when its time has passed is it certain.
@@ -186,6 +186,10 @@ impl Replica {
             self.sweeps.groups_next = self.now;
         }
         self.stirred.extend(woken.into_iter().filter(|log| self.polls.first(log).is_some()));
+    }
+
+    fn settles_by_time(&self, id: TaskId) -> bool {
+        matches!(self.tasks.get(&id).map(|t| &t.state), Some(State::Settle(_, evidence)) if evidence.is_time())
     }
 
     /// The evidence is to be read that tells whether the commit was applied.
@@ -265,7 +269,8 @@ impl Replica {
                 State::Commit(pending) => !pending.doubt,
                 State::Settle(..) | State::Wait | State::Busy => false,
             };
-            if certain && !task.origin.is_sweep() {
+            // What waits to be entered must not be when that comes to be possible: it may be over by then.
+            if certain && (!task.origin.is_sweep() || task.origin == Origin::Open) {
                 let retry_after_ms = self.breaker.retry_after_ms(self.now);
                 self.finish(id, Err(Failure::StoreUnavailable { retry_after_ms }), out);
             }

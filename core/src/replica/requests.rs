@@ -9,6 +9,7 @@ use super::{Mark, Output, Outputs};
 use crate::failure::Failure;
 use crate::job;
 use crate::limits;
+use crate::pool::open::Released;
 use crate::pool::{Acquire, Spot};
 use crate::request::{Outcome, Request, RequestId, Response};
 
@@ -54,7 +55,16 @@ impl Replica {
                 self.open.refresh(&Spot::new(tenant, pool, &slot.slot), slot, clock)
             }
             Request::ReleaseSlot { tenant, pool, slot } => {
-                self.open.release(&Spot::new(tenant, pool, &slot.slot), slot)
+                match self.open.release(&Spot::new(tenant, pool, &slot.slot), slot) {
+                    Released::Here(outcome) => Some(outcome),
+                    Released::There { taken: false } => None,
+                    // honest-replies: something of it has been done.
+                    Released::There { taken: true } => {
+                        let refused = self.admit(request).err()?;
+                        let retry_after_ms = refused.retry_after_ms().unwrap_or(1_000);
+                        Some(Err(Failure::OutcomeUnknown { retry_after_ms }))
+                    }
+                }
             }
             Request::Acquire(asked) => {
                 let acquire = Acquire::new(asked.clone()).ok()?;

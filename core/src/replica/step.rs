@@ -483,6 +483,7 @@ impl Replica {
                     next.into_iter().for_each(|id| self.rouse(id, out));
                 }
             }
+            Op::Enter(enter) => self.open.not_entered(enter),
             Op::Pools(tidy) if tidy.more => self.sweeps.next = self.sweeps.next.min(self.now + SWEEP_GAP_MS),
             Op::Names(names) if names.more => self.sweeps.next = self.sweeps.next.min(self.now + SWEEP_GAP_MS),
             Op::Scrub(scrub) if task.origin == Origin::Scrub => self.sweeps.cursor = scrub.cursor.clone(),

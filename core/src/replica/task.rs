@@ -144,9 +144,9 @@ pub(crate) enum Verdict {
 }
 
 impl Evidence {
-    /// That nothing but time speaks; some record has to be read to learn the store's clock.
-    pub fn time(key: Name) -> Evidence {
-        Evidence { key, own: Version(0), found: None, kind: EvidenceKind::Time }
+    /// That a record at its own version speaks for it, and else nothing but time.
+    pub fn time(key: Name, own: Version) -> Evidence {
+        Evidence { key, own, found: None, kind: EvidenceKind::Time }
     }
 
     pub fn is_time(&self) -> bool {
@@ -157,7 +157,7 @@ impl Evidence {
     /// followed by the own: not applied. Neither: unknown.
     pub fn judge(&self, record: &Record) -> Verdict {
         if self.is_time() {
-            return Verdict::NotApplied;
+            return if record.version() == Some(self.own) { Verdict::Applied } else { Verdict::NotApplied };
         }
         let Some(version) = record.version() else {
             // What was created is never plainly deleted while its transaction may still be on the way.

@@ -301,13 +301,16 @@ async fn call(
     answer::outcome(app.driver.ask(request).await)
 }
 
+const HEALTH_WAITS: std::time::Duration = std::time::Duration::from_millis(200);
+
 /// That the process lives, and what it has granted by itself, if it may.
 async fn health(app: &App) -> Response {
     let mut out = Vec::new();
     let mut object = Object::new(&mut out);
     object.str("status", "ok");
+    // That the process lives is told also when the core has much to do.
     if app.gateway.may_fail_open()
-        && let Some(look) = app.driver.look().await
+        && let Ok(Some(look)) = tokio::time::timeout(HEALTH_WAITS, app.driver.look()).await
     {
         object.num("fail_open", look.stats.slots_open);
     }

@@ -194,8 +194,8 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
         return Some(Duration::from_secs(seconds));
     }
     let now = text(DATE).and_then(date).unwrap_or_else(Timestamp::now);
-    // A date that has passed asks for nothing more.
-    Some(Duration::try_from(date(after)?.duration_since(now)).unwrap_or_default())
+    // A date that has passed still says that this was too much: the next call comes a moment later.
+    Some(Duration::try_from(date(after)?.duration_since(now)).unwrap_or_default().max(Duration::from_secs(1)))
 }
 
 #[cfg(test)]
@@ -214,8 +214,8 @@ mod tests {
         assert_eq!([asked("120", None), asked(" 0 ", None)], [seconds(120), seconds(0)]);
         let date = Some("Sun, 06 Nov 1994 08:49:37 GMT");
         assert_eq!(asked("Sun, 06 Nov 1994 08:51:37 GMT", date), seconds(120));
-        assert_eq!(asked("Sun, 06 Nov 1994 08:49:36 GMT", date), seconds(0));
-        assert_eq!(asked("Sun, 06 Nov 1994 08:51:37 GMT", None), seconds(0), "long ago by the clock of this machine");
+        assert_eq!(asked("Sun, 06 Nov 1994 08:49:36 GMT", date), seconds(1));
+        assert_eq!(asked("Sun, 06 Nov 1994 08:51:37 GMT", None), seconds(1), "long ago by the clock of this machine");
         assert_eq!([asked("soon", date), asked("-1", None), asked("1.5", None)], [None; 3]);
     }
 }

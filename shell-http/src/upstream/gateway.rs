@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::settings::{self, Health, Pool};
 use super::slot::{self, Asking, Place, Slot, Wanted};
-use super::{Upstream, call};
+use super::{HOLD_MAX, Upstream, call};
 use crate::body::Body;
 use crate::driver::Driver;
 use crate::wire::submit::TENANT;
@@ -116,8 +116,7 @@ impl Gateway {
         upstream.hold(pause, std::time::Instant::now());
         let name = upstream.name();
         if self.routes.iter().any(|route| route.upstreams.iter().any(|u| u == name)) {
-            let for_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-            let for_ms = for_ms.clamp(1, leasehold_core::limits::HOLD_MS_MAX);
+            let for_ms = u64::try_from(pause.min(HOLD_MAX).as_millis()).unwrap_or(u64::MAX).max(1);
             let (driver, upstream) = (self.driver.clone(), name.to_owned());
             tokio::spawn(async move {
                 // If it is not heard, the next that is sent there is told the same.

@@ -19,7 +19,7 @@ use breaker::Breaker;
 use connect::Connector;
 
 /// Longest that a `Retry-After` is believed.
-const HOLD_MAX: Duration = Duration::from_secs(3_600);
+pub const HOLD_MAX: Duration = Duration::from_secs(3_600);
 /// When to ask again after an upstream that is not well.
 const UNWELL: Duration = Duration::from_secs(5);
 

@@ -306,7 +306,7 @@ impl Pool {
     fn of(entry: &Entry<'_>) -> Result<Pool, String> {
         entry.known(Pool::KEYS)?;
         let total =
-            entry.number("total", 0, limits::POOL_TOTAL_MAX)?.ok_or_else(|| entry.bad("total", "is missing"))?;
+            entry.number("total", 1, limits::POOL_TOTAL_MAX)?.ok_or_else(|| entry.bad("total", "is missing"))?;
         let open = entry.flag("fail_open")? == Some(true);
         let local = entry.number("fail_open_local", 1, total)?;
         if local.is_some() && !open {
@@ -316,7 +316,7 @@ impl Pool {
         Ok(Pool {
             name: entry.name("name")?,
             total,
-            batch_max: entry.number("batch_max", 0, limits::POOL_TOTAL_MAX)?,
+            batch_max: entry.number("batch_max", 0, total)?,
             lease_ms: entry.number("lease_ms", limits::LEASE_MS_MIN, limits::LEASE_MS_MAX)?.unwrap_or(limits::LEASE_MS),
             fail_open: open.then_some(local),
         })
@@ -614,6 +614,8 @@ mod tests {
             ("[[pools]]\ntotal = 8".into(), "pools[0].name"),
             (with("total = 8", ""), "pools.gpu.total"),
             (with("total = 8", "total = -1"), "pools.gpu.total"),
+            (with("total = 8", "total = 0"), "pools.gpu.total"),
+            (with("total = 8", "total = 5"), "pools.gpu.batch_max"),
             (with("batch_max = 6", "batch = 6"), "`batch`"),
             (with("fail_open = false", "fail_open_local = 3"), "pools.gpu.fail_open_local"),
             (with("fail_open = false", "fail_open = true\nfail_open_local = 0"), "pools.gpu.fail_open_local"),

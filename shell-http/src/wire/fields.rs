@@ -4,6 +4,7 @@
 //! tree, only checked to be JSON, and stays a slice of the request's body.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use serde::de::{Deserializer as _, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::problem::Problem;
+use crate::wire::json;
 
 /// No object here has as many fields. Without a bound, looking for doubles would take for ever.
 pub const FIELDS_MAX: usize = 64;
@@ -211,6 +213,16 @@ impl<'a> Value<'a> {
         self.body.slice_ref(self.text.as_bytes())
     }
 
+    /// The same value however it was written: keys in order, each once (the last counts), no white space, strings
+    /// escaped alike. Numbers stay as they came.
+    pub fn plain_json(self) -> Result<Vec<u8>, Problem> {
+        let bad = || {
+            Problem::field(self.field, format!("must be JSON that any program reads, nested up to {NESTED_MAX} deep"))
+        };
+        let mut out = Vec::with_capacity(self.text.len());
+        plain(self.text, NESTED_MAX, &mut out).map(|()| out).ok_or_else(bad)
+    }
+
     pub fn base64(self) -> Result<Vec<u8>, Problem> {
         use base64::Engine as _;
         let text: Cow<'a, str> = match serde_json::from_str::<&str>(self.text) {
@@ -221,6 +233,42 @@ impl<'a> Value<'a> {
             .decode(text.as_bytes())
             .map_err(|_| Problem::field(self.field, "must be base 64 (RFC 4648, the ordinary alphabet)"))
     }
+}
+
+/// How deep lists and objects of metadata may lie in one another.
+const NESTED_MAX: usize = 64;
+
+fn plain(text: &str, deep: usize, out: &mut Vec<u8>) -> Option<()> {
+    let text = text.trim();
+    match text.as_bytes().first()? {
+        b'{' => {
+            let fields: BTreeMap<String, &RawValue> = serde_json::from_str(text).ok().filter(|_| deep > 0)?;
+            out.push(b'{');
+            for (n, (key, value)) in fields.into_iter().enumerate() {
+                if n > 0 {
+                    out.push(b',');
+                }
+                json::string(out, &key);
+                out.push(b':');
+                plain(value.get(), deep - 1, out)?;
+            }
+            out.push(b'}');
+        }
+        b'[' => {
+            let items: Vec<&RawValue> = serde_json::from_str(text).ok().filter(|_| deep > 0)?;
+            out.push(b'[');
+            for (n, item) in items.into_iter().enumerate() {
+                if n > 0 {
+                    out.push(b',');
+                }
+                plain(item.get(), deep - 1, out)?;
+            }
+            out.push(b']');
+        }
+        b'"' => json::string(out, &serde_json::from_str::<String>(text).ok()?),
+        _ => out.extend_from_slice(text.as_bytes()),
+    }
+    Some(())
 }
 
 #[cfg(test)]
@@ -267,5 +315,26 @@ mod tests {
         let text = Value::new("payload", fields[0].1, &body).json();
         assert_eq!(&text[..], b"{\"a\":  1}");
         assert_eq!(text.as_ptr(), body[12..].as_ptr());
+    }
+
+    #[test]
+    fn metadata_is_the_same_however_it_was_written() {
+        let plainly = |text: &str| {
+            let mut out = Vec::new();
+            plain(text, NESTED_MAX, &mut out).map(|()| String::from_utf8(out).unwrap())
+        };
+        let same = plainly(r#"{"a":[1,2.50,"é\n"],"b":{"c":null}}"#);
+        assert!(same.is_some());
+        for text in [
+            r#" { "b" : { "c" : null } , "a" : [ 1 , 2.50 , "\u00e9\u000a" ] } "#,
+            r#"{"a":0,"b":{"c":null},"a":[1,2.50,"é\n"]}"#,
+        ] {
+            assert_eq!(plainly(text), same, "{text}");
+        }
+        assert_ne!(plainly("[1,2]"), plainly("[2,1]"));
+        assert_ne!(plainly("1.0"), plainly("1"), "numbers stay as they came");
+        assert_eq!(plainly(r#""\ud800""#), None);
+        assert_eq!(plainly(&format!("{}{}", "[".repeat(300), "]".repeat(300))), None);
+        assert!(plainly(&format!("{}{}", "[".repeat(64), "]".repeat(64))).is_some());
     }
 }

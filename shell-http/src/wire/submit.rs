@@ -213,7 +213,7 @@ pub fn option(submit: &mut Submit, value: Value<'_>) -> Result<(), Problem> {
         "backoff" => submit.backoff = Some(backoff(value)?),
         "on_prem" => submit.on_prem = value.bool()?,
         "cost" => submit.cost = value.u32()?,
-        "metadata" => submit.metadata = Some(Opaque::new(value.json())),
+        "metadata" => submit.metadata = Some(Opaque::new(value.plain_json()?)),
         other => return Err(fields::unknown(other, FIELDS)),
     }
     Ok(())

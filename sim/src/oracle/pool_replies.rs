@@ -50,10 +50,8 @@ impl Oracle {
         if matches!((request, response), (Request::Pools, Response::Pools(_))) {
             return Ok(());
         }
-        if let (Request::Acquire(asked), Response::Slot { id, declared: true, .. }) = (request, response) {
+        if let (Request::Acquire(_), Response::Slot { declared: true, .. }) = (request, response) {
             // What it is worth the world judges: it knows who could reach the store.
-            let member = keys::slot_member(&asked.tenant, &id.slot);
-            self.declared.extend(id.nonce.map(|nonce| (asked.pool.clone(), member, nonce)));
             return Ok(());
         }
         if let (Request::RefreshSlot { tenant, pool, slot }, Response::SlotRefreshed { .. }) = (request, response) {

@@ -350,7 +350,12 @@ impl Oracle {
                 (Some(old), Some(new)) if new < old => {
                     return broken(Promise::HonestReplies, format!("pool {name}: {unit} was cut from {old} to {new}"));
                 }
-                (Some(end), None) if *end > clock && !over.contains(&member) && !declared.contains(&member) => {
+                // What was granted without the store takes the place of a grant of the same name that nobody was told of.
+                (Some(end), None)
+                    if *end > clock
+                        && !over.contains(&member)
+                        && !(declared.contains(&member) && facts.held.get(&key).is_none_or(|h| h.told.is_empty())) =>
+                {
                     let what = format!("pool {name}: {unit} was taken from its holder before its end {end}");
                     return broken(Promise::BooksBalance, what);
                 }
@@ -407,6 +412,9 @@ impl Oracle {
             let how = self.fail_open.get(name);
             if how.is_none_or(|how| slot.cost > how.local) {
                 return broken(Promise::LimitHeld, format!("pool {name} is not open, and has {slot:?}"));
+            }
+            if !self.declared.contains(&(name.to_owned(), member.clone(), slot.nonce)) {
+                return broken(Promise::LimitHeld, format!("pool {name}: nobody has declared {slot:?}"));
             }
             self.enter_held(facts, key, slot, member);
             return Ok(());
@@ -603,6 +611,15 @@ impl Oracle {
     pub fn is_held(&self, pool: &str, member: &Name, nonce: Option<Version>) -> bool {
         let held = self.pools.get(pool).zip(nonce).and_then(|(f, nonce)| f.held.get(&(member.clone(), nonce)));
         held.is_some_and(|held| held.over.is_none())
+    }
+
+    /// A replica says that it has granted this without the store.
+    pub fn declare(&mut self, pool: &str, member: Name, nonce: Version) {
+        self.declared.insert((pool.to_owned(), member, nonce));
+    }
+
+    pub fn is_declared(&self, pool: &str, member: &Name, nonce: Version) -> bool {
+        self.declared.contains(&(pool.to_owned(), member.clone(), nonce))
     }
 
     /// Whether the store says that a slot is over.
