@@ -289,7 +289,9 @@ fn judge(answer: Answer, retry_after: Option<u64>) -> Result<Answer, Trouble> {
     }
     let problem: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     let text = |key: &str| problem[key].as_str().unwrap_or_default().to_owned();
-    let refused = Refused { status: answer.status, code: text("code"), detail: text("detail") };
+    // Which field it is about stands beside the text.
+    let field = problem["field"].as_str().map(|field| format!("{field} ")).unwrap_or_default();
+    let refused = Refused { status: answer.status, code: text("code"), detail: format!("{field}{}", text("detail")) };
     match answer.status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE | StatusCode::REQUEST_TIMEOUT => {
             Err(Trouble::Later { problem: refused.to_string(), after: Duration::from_secs(retry_after.unwrap_or(1)) })

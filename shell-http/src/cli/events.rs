@@ -32,7 +32,7 @@ pub struct Events {
     #[arg(long, value_name = "ID")]
     after: Option<String>,
     /// Print at most so many and end
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// Go on printing what happens
     #[arg(long, short)]

@@ -91,7 +91,7 @@ end; 2 wrong usage or configuration.")]
 /// Print the effective configuration
 #[derive(Args, Debug)]
 #[command(after_help = "\
-What is printed can be read again with --config.
+What is printed can be read again with --config, but for values that are not shown: these are given anew.
 
 Examples:
   leasehold config
@@ -223,6 +223,12 @@ impl Outage {
 }
 
 /// A time on the command line: a number and a unit.
+/// Between two looks: a server is not to be kept busy by being looked at.
+fn pace(text: &str) -> Result<std::time::Duration, String> {
+    let short = std::time::Duration::from_millis(100);
+    time(text).and_then(|pace| if pace < short { Err("give 100ms or more".to_owned()) } else { Ok(pace) })
+}
+
 fn time(text: &str) -> Result<std::time::Duration, String> {
     crate::config::time("it", text).map_err(|_| "give a time as 500ms, 20s, 5m, 24h or 7d".to_owned())
 }

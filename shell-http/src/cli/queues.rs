@@ -9,7 +9,7 @@ use super::client::{Call, Client, Pause, Trouble};
 use super::status::age;
 use super::table::{Align, Cell, Table};
 use super::terminal::{Colour, Progress, next_picture, printable};
-use super::{Failed, Outage, To, print_line, time};
+use super::{Failed, Outage, To, pace, print_line};
 use crate::wire::query;
 
 /// Show queues; pause, resume or purge one
@@ -45,11 +45,11 @@ pub struct Queues {
     purge: bool,
     /// Which jobs to purge
     #[arg(long, requires = "purge", default_value = "queued",
-        value_parser = ["scheduled", "queued", "retrying", "succeeded", "dead", "cancelled", "expired"])]
+        value_parser = ["scheduled", "held", "queued", "retrying", "succeeded", "dead", "cancelled", "expired"])]
     status: String,
     /// Look again and again, every 2s or as often as said
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
-        value_parser = time, conflicts_with_all = ["pause", "resume", "purge"])]
+        value_parser = pace, conflicts_with_all = ["pause", "resume", "purge"])]
     watch: Option<Duration>,
     /// Print JSON, an object a line
     #[arg(long)]

@@ -9,7 +9,7 @@ use super::client::{Call, Client, Pause, Trouble};
 use super::queues::print_queues;
 use super::table::{Align, Cell, Table, span};
 use super::terminal::{Colour, next_picture, printable};
-use super::{Failed, Outage, To, print_line, time};
+use super::{Failed, Outage, To, pace, print_line};
 use crate::wire::query;
 
 const STATUSES: [&str; 9] =
@@ -47,11 +47,11 @@ pub struct Status {
     #[arg(long, conflicts_with = "ids", value_parser = STATUSES)]
     status: Option<String>,
     /// At most so many jobs
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
     /// Look again and again, every 2s or as often as said
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
-        value_parser = time)]
+        value_parser = pace)]
     watch: Option<Duration>,
     /// Print JSON, an object a line
     #[arg(long)]

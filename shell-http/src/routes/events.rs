@@ -31,7 +31,8 @@ pub fn is_stream(headers: &HeaderMap) -> bool {
 
 /// What a reader that comes back says it has seen takes the place of `after`.
 pub fn resumed(mut asked: Events, headers: &HeaderMap) -> Result<Events, Problem> {
-    if let Some(id) = headers.get(&LAST_EVENT_ID) {
+    // An empty one says that nothing has been seen, as the standard has it.
+    if let Some(id) = headers.get(&LAST_EVENT_ID).filter(|id| !id.is_empty()) {
         asked.after = decode::cursor("Last-Event-ID", id.to_str().unwrap_or_default())?;
     }
     Ok(asked)

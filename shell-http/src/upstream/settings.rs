@@ -140,6 +140,9 @@ pub struct Header {
     origin: Origin,
 }
 
+/// Printed in place of a value that stands in the file.
+const NOT_SHOWN: &str = "(not shown)";
+
 /// Where a header's value came from.
 #[derive(Clone, PartialEq, Eq)]
 enum Origin {
@@ -191,6 +194,9 @@ impl Header {
             }
             _ => return Err(bad("must be a string, or { env = \"NAME\" }, or { file = \"PATH\" }")),
         };
+        if text == NOT_SHOWN {
+            return Err(bad("is what is printed in place of a value: give the value, or where it is to be found"));
+        }
         // The text may be a secret: the complaint does not show it.
         let mut value = HeaderValue::from_str(&text).map_err(|_| bad("has a value that cannot stand in a header"))?;
         value.set_sensitive(true);
@@ -207,7 +213,7 @@ impl Header {
             Value::Table(table)
         };
         match &self.origin {
-            Origin::Here => "(not shown)".into(),
+            Origin::Here => NOT_SHOWN.into(),
             Origin::Env { name, prefix } => source("env", name, prefix),
             Origin::File { path, prefix } => source("file", path, prefix),
         }
@@ -630,6 +636,7 @@ mod tests {
             (with("\"1s\"", "\"1\""), "connect_timeout"),
             (with("\"1s\"", "\"2d\""), "upstreams.ocr-1.connect_timeout"),
             (with("OCR_TOKEN", "NONE"), "upstreams.ocr-1.headers.authorization"),
+            (with(r#"{ env = "OCR_TOKEN", prefix = "Bearer " }"#, r#""(not shown)""#), "headers.authorization"),
             (with("env = \"OCR_TOKEN\", ", ""), "upstreams.ocr-1.headers.authorization"),
             (with("headers.authorization", "headers.host"), "upstreams.ocr-1.headers.host"),
             (with("{ env = \"OCR_TOKEN\", prefix = \"Bearer \" }", "\"a\\nb\""), "headers.authorization"),
