@@ -358,14 +358,14 @@ fn c16_back_pressure_is_heeded_by_all_replicas_and_costs_no_attempt() {
     let mut first_429 = None;
     let mut refused = 0;
     while w.now_ms < begun + 900_000 {
-        for at in 0..2 {
+        for (at, poll) in polls.iter_mut().enumerate() {
             let queues = vec![(T.into(), "far".into())];
             let asked =
                 Dispatch { worker: "s".into(), queues, upstreams: vec!["cloud".into()], max: 4, wait_ms: 60_000 };
-            let id = *polls[at].get_or_insert_with(|| w.ask(at, Request::Dispatch(Box::new(asked))));
+            let id = *poll.get_or_insert_with(|| w.ask(at, Request::Dispatch(Box::new(asked))));
             w.settle();
             let Some(found) = had(&mut w, at, id) else { continue };
-            polls[at] = None;
+            *poll = None;
             for one in found {
                 began.push(w.now_ms);
                 calls.push((w.now_ms + CALL_MS, at, one));
