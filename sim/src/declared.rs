@@ -118,7 +118,8 @@ impl World {
                 // Any of its name, if it does not say which.
                 self.declared.retain(|d| {
                     (&d.tenant, &d.pool, &d.id.slot) != (tenant, pool, &slot.slot)
-                        || d.replica != r && !self.oracle.is_over(pool, &keys::slot_member(tenant, &slot.slot))
+                        || d.replica != r
+                            && !self.oracle.is_over(pool, &keys::slot_member(tenant, &slot.slot), d.id.nonce)
                         || slot.nonce.is_some_and(|nonce| Some(nonce) != d.id.nonce)
                 });
             }

@@ -622,10 +622,10 @@ impl Oracle {
         self.declared.contains(&(pool.to_owned(), member.clone(), nonce))
     }
 
-    /// Whether the store says that a slot is over.
-    pub fn is_over(&self, pool: &str, member: &Name) -> bool {
+    /// Whether the store says that a grant is over.
+    pub fn is_over(&self, pool: &str, member: &Name, nonce: Option<Version>) -> bool {
         let found = self.pools.get(pool).and_then(|f| f.slots.get(member)).and_then(|r| r.value.as_ref());
-        found.is_some_and(|slot| slot.state == SlotState::Over)
+        found.is_some_and(|slot| slot.state == SlotState::Over && Some(slot.nonce) == nonce)
     }
 
     /// Somebody who waits though a slot is there for it, for longer than that.
