@@ -335,6 +335,8 @@ impl Enter {
 
 impl Operation for Enter {
     fn start(&mut self, cx: &mut Cx<'_>) -> Next {
+        // Of what was sent before, nothing is certain until it is read.
+        self.sent.clear();
         cx.open.forget_ended(cx.clock);
         let due = cx.open.admitted.iter().filter(|(_, a)| a.is_due(cx.clock));
         self.page = due.take(PAGE).map(|(spot, _)| spot.clone()).collect();
