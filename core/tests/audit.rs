@@ -7,7 +7,7 @@ mod support;
 
 use leasehold_core::job::record::{Class, ErrorInfo, Status};
 use leasehold_core::opaque::Content;
-use leasehold_core::request::{Audited, Complete, Fail, Held, Inspect, Start, Submit};
+use leasehold_core::request::{Audited, Complete, Fail, Held, Inspect, SetPool, Start, Submit};
 use leasehold_core::store::{Commit, Expiry, ScoreAt, Store as _, Txn, Value, Version, Write, keys};
 use leasehold_core::{JobId, Name, Request, Response};
 use support::{START, World};
@@ -275,4 +275,14 @@ fn what_is_in_quarantine_is_listed() {
     let seen = listed(&mut w);
     assert_eq!(seen.records.iter().map(|r| r.key.clone()).collect::<Vec<_>>(), [keys::job(id).to_string()]);
     assert_eq!(seen.counts, [(keys::QUARANTINE.to_string(), 1)]);
+}
+
+/// A page holds a payload that leaves no room for what is read after it: that is not damage.
+#[test]
+fn what_is_not_read_beside_a_large_payload_is_not_unreadable() {
+    let mut w = World::new(1);
+    let pool = SetPool { tenant: "default".into(), pool: "p".into(), total: Some(2), batch_max: None, lease_ms: None };
+    w.call(0, Request::SetPool(pool)).unwrap();
+    submit(&mut w, |s| s.payload = Content::binary("a/b", vec![7; 9_000_000]));
+    assert_eq!(audit(&mut w, false).0.findings, []);
 }
