@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use crate::failure::Failure;
 use crate::group::record::{GroupStatus, Mode, Stop};
 use crate::ids::{GroupId, JobId, Token};
-use crate::job::record::{AttemptRecord, Backoff, ChildOutcome, Class, ErrorInfo, Status};
+use crate::job::record::{AttemptRecord, Backoff, ChildOutcome, Class, ErrorInfo, Placed, Status};
 use crate::opaque::{Content, Opaque};
 use crate::store::{Clock, LogEntry, Version};
 
@@ -152,6 +152,8 @@ pub enum Request {
     FreeUpstream {
         upstream: String,
     },
+    /// The call of a job that was cancelled is over: what was held for it is free for others.
+    GiveBack(GiveBack),
     /// Which upstreams are on hold.
     Upstreams,
     /// A page of the check of the whole store; from the beginning without a cursor. With `repair`, what
@@ -318,6 +320,16 @@ pub struct HoldUpstream {
     pub for_ms: u64,
 }
 
+/// What was held for a lease that its job does not have any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GiveBack {
+    pub job: JobId,
+    pub token: Token,
+    pub class: Class,
+    /// As it was handed out.
+    pub placed: Placed,
+}
+
 /// When a job may start. A time in the past counts as now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Start {
@@ -455,6 +467,7 @@ pub enum Response {
         until: Clock,
     },
     UpstreamFreed,
+    GivenBack,
     /// Those that are configured, in order.
     Upstreams(Vec<UpstreamView>),
     Audited(Audited),
@@ -534,11 +547,20 @@ pub struct PoolView {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderView {
-    pub id: SlotId,
+    pub of: SlotOf,
     pub holder: Option<String>,
     pub class: Class,
     pub cost: u32,
     pub expires_at: Clock,
+}
+
+/// What a slot is held for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SlotOf {
+    /// Whoever asked for it.
+    Caller(SlotId),
+    /// A job that a server runs.
+    Job(JobId),
 }
 
 /// Where a group's children are: each in one, as the sizes of indexes at one moment.
@@ -632,6 +654,17 @@ pub enum Why {
     },
     /// It is first: no worker asks for this queue.
     NoWorker,
+    /// It is first, and its upstream's pool has no slots for it: none are free, or (`total` 0) there is no such pool.
+    NoSlot {
+        pool: String,
+        in_use: u64,
+        total: u32,
+    },
+    /// It is first, and its upstream has asked to be left alone until then.
+    OnHold {
+        upstream: String,
+        until: Clock,
+    },
     Held,
     Running {
         worker: String,
@@ -663,12 +696,10 @@ pub struct Leased {
 pub struct Dispatched {
     pub tenant: String,
     pub job: Leased,
-    /// Which of the upstreams is to be called.
-    pub upstream: String,
+    /// Which of the upstreams is to be called, and what is held for that.
+    pub placed: Placed,
     /// It must not go anywhere else but to an upstream on the premises, as this one is.
     pub on_prem: bool,
-    /// The one call that tells whether the upstream takes calls again.
-    pub probe: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use leasehold_core::group::record::Mode;
 use leasehold_core::job::record::{Class, ErrorInfo, Status};
 use leasehold_core::opaque::Content;
 use leasehold_core::request::{
-    Acquire, Beat, Complete, CreateGroup, Dispatch, Dispatched, Fail, Held, HoldUpstream, RequestId, SetPool, Submit,
+    Acquire, Beat, Complete, CreateGroup, Dispatch, Dispatched, Fail, Finding, GiveBack, Held, HoldUpstream, RequestId,
+    SetPool, SlotOf, Submit, Why,
 };
 use leasehold_core::store::{StoreError, keys};
 use leasehold_core::{Config, Failure, Input, JobId, Request, Response, StoreOp};
@@ -112,7 +113,7 @@ fn hold(w: &mut World, at: usize, upstream: &str, for_ms: u64) {
 #[test]
 fn every_end_of_an_attempt_gives_its_slots_back() {
     type End = fn(&mut World, &Dispatched);
-    let ends: [(&str, End); 6] = [
+    let ends: [(&str, End); 5] = [
         ("complete", |w, one| complete(w, 0, one)),
         ("complete elsewhere", |w, one| complete(w, 1, one)),
         ("fail", |w, one| {
@@ -121,7 +122,6 @@ fn every_end_of_an_attempt_gives_its_slots_back() {
             w.call(1, Request::Fail(Box::new(failed))).unwrap();
         }),
         ("release", |w, one| drop(w.call(1, Request::Release(held(one))).unwrap())),
-        ("cancel", |w, one| drop(w.call(1, Request::Cancel { tenant: T.into(), job: one.job.id }).unwrap())),
         ("lapse", |w, _| w.to(w.now_ms + 32_000)),
     ];
     for class in [Class::System, Class::Batch] {
@@ -135,6 +135,59 @@ fn every_end_of_an_attempt_gives_its_slots_back() {
             end(&mut w, &found[0]);
             assert_eq!(in_use(&w), [0, 0], "{name}");
         }
+    }
+}
+
+fn give_back(one: &Dispatched) -> Request {
+    let (class, placed) = (one.job.class, one.placed.clone());
+    Request::GiveBack(GiveBack { job: one.job.id, token: one.job.token, class, placed })
+}
+
+fn findings(w: &mut World) -> Vec<Finding> {
+    let (mut found, mut cursor) = (Vec::new(), None);
+    loop {
+        match w.call(0, Request::Audit { cursor, repair: true }) {
+            Ok(Response::Audited(page)) => {
+                found.extend(page.findings);
+                if page.next.is_none() {
+                    return found;
+                }
+                cursor = page.next;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_job_keeps_its_slots_until_its_call_is_over_or_its_lease_would_be() {
+    for class in [Class::System, Class::Batch] {
+        let mut w = world(4, Some(3));
+        let id = submit(&mut w, |s| (s.cost, s.class, s.lease_ms) = (3, class, Some(8_000)));
+        let one = dispatch(&mut w, 0, &UPSTREAMS, 5).remove(0);
+        let held = in_use(&w);
+        // While the lease stands, nothing is given back under it.
+        assert!(matches!(w.call(1, give_back(&one)), Err(Failure::Invalid { field: "token", .. })));
+        w.call(1, Request::Cancel { tenant: T.into(), job: id }).unwrap();
+        assert_eq!(in_use(&w), held, "the upstream is still being called");
+        submit(&mut w, |s| (s.cost, s.class) = (3, class));
+        assert!(dispatch(&mut w, 1, &UPSTREAMS, 5).is_empty(), "and nobody else is sent there");
+        assert_eq!(findings(&mut w), []);
+        // Retried at once: a life of its own, which the old one's slots are not a part of.
+        w.call(1, Request::Retry { tenant: T.into(), job: id }).unwrap();
+        assert_eq!(findings(&mut w), []);
+        assert_eq!(in_use(&w), held);
+        assert_eq!(w.call(0, give_back(&one)), Ok(Response::GivenBack));
+        assert_eq!(w.call(1, give_back(&one)), Ok(Response::GivenBack), "a repeat is answered the same");
+        assert_eq!(in_use(&w), [0, 0]);
+        let next = dispatch(&mut w, 1, &UPSTREAMS, 5).remove(0);
+        assert_eq!(w.call(0, give_back(&one)), Ok(Response::GivenBack));
+        assert_eq!(in_use(&w), held, "another lease's slots are not touched");
+        w.call(1, Request::Cancel { tenant: T.into(), job: next.job.id }).unwrap();
+        // Its server never says anything.
+        w.to(w.now_ms + 40_000);
+        assert_eq!(dispatch(&mut w, 0, &UPSTREAMS, 5).len(), 1);
+        assert_eq!(findings(&mut w), []);
     }
 }
 
@@ -204,7 +257,7 @@ fn work_that_stays_on_the_premises_goes_nowhere_else() {
     let kept = submit(&mut w, |s| s.on_prem = true);
     assert!(dispatch(&mut w, 0, &["cloud"], 9).is_empty());
     let found = dispatch(&mut w, 0, &UPSTREAMS, 9);
-    assert_eq!((found[0].job.id, found[0].upstream.as_str(), found[0].on_prem), (kept, "here", true));
+    assert_eq!((found[0].job.id, found[0].placed.upstream.as_str(), found[0].on_prem), (kept, "here", true));
 
     let far = |tenant: &str, on_prem| {
         let mut asked = Submit::new(tenant, "far", Content::json("1"));
@@ -255,7 +308,7 @@ fn a_hold_is_everybodys_and_then_one_call_tells() {
     assert!(dispatch(&mut w, 0, &UPSTREAMS, 9).is_empty() && had(&mut w, 1, waiting).is_none());
     w.to(w.now_ms + 600);
     let probe = had(&mut w, 1, waiting).expect("whoever waits looks when the hold ends").remove(0);
-    assert!(probe.probe && probe.job.id == first.job.id);
+    assert!(probe.placed.probe && probe.job.id == first.job.id);
     assert!(dispatch(&mut w, 0, &UPSTREAMS, 9).is_empty(), "one at a time");
     let Ok(Response::Upstreams(views)) = w.call(0, Request::Upstreams) else { panic!("no views") };
     assert!(views[0].probing && views[0].held_until.is_some() && views[1].held_until.is_none());
@@ -264,10 +317,10 @@ fn a_hold_is_everybodys_and_then_one_call_tells() {
     let failed = Fail { held: held_by, error, retryable: true, retry_in_ms: Some(60_000) };
     w.call(1, Request::Fail(Box::new(failed))).unwrap();
     let again = dispatch(&mut w, 0, &UPSTREAMS, 9);
-    assert_eq!((again.len(), again[0].probe), (1, true));
+    assert_eq!((again.len(), again[0].placed.probe), (1, true));
     complete(&mut w, 1, &again[0]);
     let rest = dispatch(&mut w, 0, &UPSTREAMS, 9);
-    assert_eq!((rest.len(), rest[0].probe), (2, false), "the hold is over");
+    assert_eq!((rest.len(), rest[0].placed.probe), (2, false), "the hold is over");
 }
 
 #[test]
@@ -408,4 +461,88 @@ fn c16_back_pressure_is_heeded_by_all_replicas_and_costs_no_attempt() {
     assert!(probes.windows(2).all(|pair| pair[1] >= pair[0] + PAUSE_MS), "{probes:?}");
     assert_eq!(refused, early + probes.len());
     assert!(!probes.is_empty());
+}
+
+fn refused(w: &mut World, asked: Submit) -> String {
+    match w.submit(0, asked) {
+        Err(Failure::Invalid { field: "cost", detail }) => detail,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_costs_more_than_any_pool_has_is_refused_and_holds_nobody_up() {
+    let mut w = world(4, Some(3));
+    let asked = |cost, class, key: Option<&str>| Submit {
+        cost,
+        class,
+        key: key.map(String::from),
+        ..Submit::new(T, "q", Content::json("1"))
+    };
+    assert_eq!(refused(&mut w, asked(5, Class::System, None)), "is 5, the pool `gpu` has 4 for class system");
+    assert_eq!(refused(&mut w, asked(4, Class::Batch, Some("k"))), "is 4, the pool `gpu` has 3 for class batch");
+    let kept = w.submit(0, asked(4, Class::System, Some("k"))).unwrap();
+    // The pool shrinks: what was submitted before is still found by its key, and nothing like it is taken.
+    set(&mut w, 3, None);
+    let (Response::Created(kept), Response::Existing(again)) =
+        (kept, w.submit(1, asked(4, Class::System, Some("k"))).unwrap())
+    else {
+        panic!("not the same");
+    };
+    assert_eq!(kept.id, again.id);
+    refused(&mut w, asked(4, Class::System, Some("another")));
+    let why = |w: &mut World, id| match w.call(1, Request::Why { tenant: T.into(), job: id }) {
+        Ok(Response::Why(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(why(&mut w, kept.id), Why::NoSlot { pool: P.into(), in_use: 0, total: 3 });
+    // A queue that workers serve, and a group as a whole.
+    w.submit(0, Submit { cost: 900, ..Submit::new(T, "workers", Content::json("1")) }).unwrap();
+    let child = |cost| Submit { cost, ..Submit::new(T, "q", Content::json("1")) };
+    let group = |children: Vec<Submit>, sealed| CreateGroup {
+        common: Submit::new(T, "q", Content::json("1")),
+        children,
+        mode: Mode::CollectAll,
+        max_parallel: None,
+        sealed,
+        open_timeout_ms: None,
+    };
+    let create = |w: &mut World, group| w.call(0, Request::CreateGroup(Box::new(group)));
+    let before = w.store.records(b"").count();
+    assert!(matches!(
+        create(&mut w, group(vec![child(1), child(4)], true)),
+        Err(Failure::Invalid { field: "cost", .. })
+    ));
+    assert_eq!(w.store.records(b"").count(), before, "nothing is created");
+    let Ok(Response::GroupCreated(open)) = create(&mut w, group(vec![child(3)], false)) else { panic!("not created") };
+    let extend = |w: &mut World, children| {
+        w.call(0, Request::ExtendGroup { tenant: T.into(), group: open.id, from: 1, children })
+    };
+    assert!(matches!(extend(&mut w, vec![child(4)]), Err(Failure::Invalid { field: "cost", .. })));
+    assert!(matches!(extend(&mut w, vec![child(2)]), Ok(Response::Group(_))));
+}
+
+#[test]
+fn what_stands_in_the_way_of_the_first_is_told() {
+    let mut w = world(1, None);
+    let (first, second) = (submit(&mut w, |_| ()), submit(&mut w, |_| ()));
+    let why = |w: &mut World, id| match w.call(1, Request::Why { tenant: T.into(), job: id }) {
+        Ok(Response::Why(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(why(&mut w, first), Why::NoWorker);
+    assert_eq!(why(&mut w, second), Why::Behind { ahead: 1 });
+    let one = dispatch(&mut w, 0, &UPSTREAMS, 1).remove(0);
+    assert_eq!(why(&mut w, second), Why::NoSlot { pool: P.into(), in_use: 1, total: 1 });
+    let holders = match w.call(0, Request::Pool { tenant: T.into(), pool: P.into() }) {
+        Ok(Response::Pool(pool)) => pool.holders,
+        other => panic!("{other:?}"),
+    };
+    let [held] = &*holders else { panic!("{holders:?}") };
+    assert_eq!((&held.of, held.holder.as_deref(), held.cost), (&SlotOf::Job(first), Some("server"), 1));
+    complete(&mut w, 0, &one);
+    hold(&mut w, 0, "here", 5_000);
+    assert_eq!(why(&mut w, second), Why::NoWorker, "the other upstream may take it");
+    hold(&mut w, 0, "cloud", 3_000);
+    assert!(matches!(why(&mut w, second), Why::OnHold { upstream, .. } if upstream == "cloud"));
 }

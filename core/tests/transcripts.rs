@@ -14,7 +14,7 @@ use leasehold_core::ids::{JobId, Token};
 use leasehold_core::job::record::{Backoff, Class, ErrorInfo, Status};
 use leasehold_core::opaque::{Content, Opaque};
 use leasehold_core::request::{
-    Acquire, Beat, Claim, Complete, EventCursor, Fail, Held, List, SetPool, SlotId, Start, Submit,
+    Acquire, Beat, Claim, Complete, EventCursor, Fail, Held, List, SetPool, SlotId, SlotOf, Start, Submit,
 };
 use leasehold_core::store::keys;
 use leasehold_core::{Failure, Input, Outcome, Request, RequestId, Response};
@@ -479,7 +479,8 @@ impl Player {
             p.waiting.iter().filter(|w| w.1 > 0).map(|(class, n)| format!("{}={n}", class.text())).collect();
         let mut held: Vec<String> = Vec::new();
         for h in &p.holders {
-            let name = self.slots.iter().find(|(_, id)| **id == h.id).map_or("?", |(name, _)| name);
+            let name =
+                self.slots.iter().find(|(_, id)| h.of == SlotOf::Caller((*id).clone())).map_or("?", |(name, _)| name);
             held.push(format!("{name}@{}", self.ms(h.expires_at)));
         }
         let batch = p.batch_max.map_or(String::new(), |n| format!(" batch={}/{n}", p.batch_in_use));

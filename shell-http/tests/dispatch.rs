@@ -176,6 +176,47 @@ fn a_cancelled_job_is_hung_up_on() {
     assert_eq!(status(&mut world.client(), &id), "cancelled");
 }
 
+/// Each is cancelled while it is called: its slot is nobody else's before the upstream was hung up on.
+#[test]
+fn jobs_that_are_cancelled_in_a_row_do_not_pile_up_at_the_upstream() {
+    let world = World::new(2, 2, "/hang", "", None, 1);
+    let ids: Vec<String> = (0..6).map(|_| world.submit("")).collect();
+    for id in &ids {
+        world.is(id, "running");
+        assert_eq!(world.client().post(&format!("/v1/jobs/{id}/cancel"), "").status, 200);
+    }
+    world.is_quiet_within(Duration::from_secs(5));
+    let counts = world.upstream.counts();
+    println!("{} calls, at most {} at once", counts.total, counts.most_in_all);
+    assert!(counts.total >= 4 && counts.most_in_all <= 2, "{counts:?}");
+}
+
+#[test]
+fn a_job_that_has_had_its_time_is_hung_up_on_before_the_next_is_called() {
+    let world = World::new(1, 1, "/hang", "", None, 1);
+    let more = r#","run_timeout_ms":1500,"max_attempts":1"#;
+    let ids: Vec<String> = (0..3).map(|_| world.submit(more)).collect();
+    for id in &ids {
+        world.is(id, "dead");
+        let attempts = world.job(id)["attempts"].clone();
+        assert_eq!(attempts[0]["outcome"], "timed_out", "{attempts}");
+    }
+    world.is_quiet_within(Duration::from_secs(2));
+    let counts = world.upstream.counts();
+    assert_eq!((counts.total, counts.most_in_all), (3, 1), "{counts:?}");
+}
+
+#[test]
+fn a_pool_that_was_deleted_is_set_anew_and_what_it_has_no_room_for_is_refused() {
+    let world = World::one("/echo", "");
+    assert_eq!(world.client().send("DELETE", "/v1/pools/gpu", &[], b"").status, 204);
+    let id = world.submit("");
+    world.is(&id, "succeeded");
+    let too_much = world.client().post("/v1/jobs", r#"{"queue":"work","payload":1,"cost":5}"#);
+    assert_eq!((too_much.status, &too_much.json()["code"]), (422, &json!("invalid_field")), "{}", too_much.text());
+    assert!(too_much.text().contains("the pool `gpu` has 4"), "{}", too_much.text());
+}
+
 #[test]
 fn a_drain_gives_back_what_it_cannot_finish() {
     let mut world = World::one("/hang", "");

@@ -2,13 +2,14 @@
 //! and written down once the store is back. What is known of them until then only the replica knows, so this
 //! is judged by its answers alone.
 
+use leasehold_core::limits;
 use leasehold_core::request::SlotId;
 use leasehold_core::store::{Clock, keys};
 use leasehold_core::{Failure, Outcome, Request, Response};
 
 use crate::calls::CallId;
 use crate::oracle::Promise;
-use crate::setup::SECOND;
+use crate::setup::{MILLI, SECOND};
 use crate::world::{Micros, World};
 
 /// One that is still there as far as anybody has been told.
@@ -94,8 +95,10 @@ impl World {
                 let here = self.declared.iter().find(|d| (&d.pool, &d.id, d.replica) == (pool, slot, r));
                 // A clock that was stepped has other ends.
                 let since = self.hosts[r].undisturbed_since;
-                // Its clock may run slow by a hundredth.
-                let lives = here.is_some_and(|d| d.ends + d.lease_us / 50 + SECOND / 100 >= self.now || d.told < since);
+                // Its clock may run slow by a hundredth; and a reply of the store that comes late sets it back by as
+                // long as that was on its way.
+                let slack = |d: &Declared| d.lease_us / 50 + limits::STORE_TIMEOUT_MS * MILLI + SECOND / 100;
+                let lives = here.is_some_and(|d| d.ends + slack(d) >= self.now || d.told < since);
                 let local = slot.nonce.is_some_and(|n| self.oracle.is_declared(pool, &member, n));
                 if local && !lives && !self.oracle.was_held(pool, &member, slot.nonce) {
                     let what = format!("call {call}: replica {r} has refreshed what was over: {here:?}, {outcome:?}");

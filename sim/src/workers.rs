@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use leasehold_core::job::record::ErrorInfo;
+use leasehold_core::job::record::{Class, ErrorInfo, Placed};
 use leasehold_core::opaque::{Content, Opaque};
-use leasehold_core::request::{Beat, Claim, Complete, Dispatch, Fail, Held, HoldUpstream, Leased};
+use leasehold_core::request::{Beat, Claim, Complete, Dispatch, Fail, GiveBack, Held, HoldUpstream, Leased};
 use leasehold_core::{Failure, JobId, Outcome, Request, Response, Token};
 
 use crate::calls::{CallId, Caller, Heard, ItemRef};
@@ -43,8 +43,8 @@ pub struct Hold {
     twice: bool,
     tries: u32,
     asked: bool,
-    /// The upstream that is called for it, if it was claimed by name …
-    upstream: Option<String>,
+    /// The upstream that is called for it and what is held for that, if it was claimed by name …
+    placed: Option<(Class, Placed)>,
     /// … and which asks to be left alone.
     busy: bool,
 }
@@ -55,6 +55,8 @@ enum Act {
     Complete,
     Fail,
     Release,
+    /// The call is over that was made for a job which was cancelled.
+    GiveBack,
 }
 
 #[derive(Clone, Debug)]
@@ -223,7 +225,8 @@ impl World {
             if hold.end_at.is_some_and(|at| at <= now) {
                 hold.asked = true;
                 asks.push((n, hold.end));
-                busy.extend(hold.upstream.clone().filter(|_| std::mem::take(&mut hold.busy)));
+                let upstream = hold.placed.as_ref().map(|(_, placed)| placed.upstream.clone());
+                busy.extend(upstream.filter(|_| std::mem::take(&mut hold.busy)));
             } else if hold.beat_at.is_some_and(|at| at <= now) {
                 hold.beat_at = Some(now + (hold.lease_us / 3).max(MILLI));
                 asks.push((n, Act::Beat));
@@ -262,7 +265,11 @@ impl World {
             if *act == Act::Fail && self.phase == Phase::Chaos && job.child_of().is_some() {
                 self.retry_soon(tenant.clone(), job);
             }
-            requests.push(self.request(w, tenant, job, token, seq, *act, &mark));
+            let request = match (*act, self.workers[w].held[*n].placed.clone()) {
+                (Act::GiveBack, Some((class, placed))) => Request::GiveBack(GiveBack { job, token, class, placed }),
+                (act, _) => self.request(w, tenant, job, token, seq, act, &mark),
+            };
+            requests.push(request);
         }
         self.workers[w].asks.insert(call, asks);
         let request = match requests.pop() {
@@ -321,7 +328,7 @@ impl World {
                 let retry_in_ms = self.choices.between(at, 0, 4_000);
                 Request::Fail(Box::new(Fail { held, error, retryable, retry_in_ms: own.then_some(retry_in_ms) }))
             }
-            Act::Release => Request::Release(held),
+            Act::Release | Act::GiveBack => Request::Release(held),
         }
     }
 
@@ -372,6 +379,17 @@ impl World {
         let again = self.choices.between(Topic::Worker.of(w), 50 * MILLI, SECOND);
         let hold = &mut self.workers[w].held[n];
         hold.tries += 1;
+        if !keep && hold.placed.is_some() && hold.end != Act::GiveBack && !matches!(outcome, Some(Ok(r)) if is_end(r)) {
+            // It hangs up, and says so; or its process ends first.
+            hold.end = Act::GiveBack;
+            hold.asked = false;
+            hold.beat_at = None;
+            hold.end_at = Some(self.now + self.choices.draw(Topic::Dispatcher.of(w), 2 * SECOND));
+            if self.choices.draw(Topic::Dispatcher.of(w), 4) < 3 {
+                return;
+            }
+        }
+        let hold = &mut self.workers[w].held[n];
         if !keep || hold.tries > 40 {
             let hold = self.workers[w].held.remove(n);
             self.remember(w, hold);
@@ -420,7 +438,7 @@ impl World {
                     let held =
                         self.workers[w].held.iter_mut().find(|h| h.token == one.job.token && h.job == one.job.id);
                     if let Some(hold) = held {
-                        hold.upstream = Some(one.upstream);
+                        hold.placed = Some((one.job.class, one.placed));
                         hold.busy = busy;
                         hold.end = if busy { Act::Release } else { hold.end };
                     }
@@ -474,7 +492,7 @@ impl World {
             twice: false,
             tries: 0,
             asked: false,
-            upstream: None,
+            placed: None,
             busy: false,
         };
         if self.misbehaves(w, manners.hang) {
@@ -499,4 +517,9 @@ impl World {
         self.workers[w].held.retain(|h| h.job != job.id || h.token != job.token);
         self.workers[w].held.push(hold);
     }
+}
+
+/// Whether an answer says that the attempt is over by the worker's own word.
+fn is_end(answer: &Response) -> bool {
+    !matches!(answer, Response::Beat { .. })
 }

@@ -186,7 +186,7 @@ impl Dispatch {
             moves::put(keys::lease(id), self.nonce, codec::encode(&lease), Expiry::Never),
             home.event(Kind::Claimed, id, Some(&self.asked.worker), None),
         ];
-        let held = moves::holdings(id, &lease, self.nonce);
+        let held = moves::holdings(id, lease.class, lease.placed(), self.nonce);
         writes.extend(held.into_iter().map(|(index, member)| add(index, &member, ScoreAt::Clock(ends))));
         Draft::new(guards, writes)
     }
@@ -320,9 +320,8 @@ impl Dispatch {
                     traceparent: job.traceparent.clone(),
                     metadata: job.metadata.clone().map(Opaque::new),
                 },
-                upstream: placed.upstream,
+                placed,
                 on_prem: job.policy.on_prem,
-                probe: placed.probe,
             });
             let granted = Granted { lease: lease.clone(), version: self.nonce, at: tried.at };
             cx.handed.put(tried.id, HandedOut { version: *version, job: job.clone(), granted });

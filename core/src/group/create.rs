@@ -12,6 +12,7 @@ use super::record::{Group, Mode};
 use super::{of, view};
 use crate::codec;
 use crate::dispatch::Routing;
+use crate::dispatch::room::{self, Room};
 use crate::event::Kind;
 use crate::failure::Failure;
 use crate::ids::GroupId;
@@ -34,6 +35,8 @@ pub(crate) struct Create {
     lookup: Option<Lookup>,
     made: Option<(GroupId, Group)>,
     over: Option<TakeOver>,
+    /// A child's cost is more than any pool has, unless the group has been created before.
+    no_room: Option<Failure>,
 }
 
 /// What is compared when a key is used again: the fields with defaults, and the children.
@@ -60,7 +63,7 @@ struct ChildFingerprint<'a> {
 
 fn child_fingerprint<'a>(child: &'a Submit, base: &Policy) -> ChildFingerprint<'a> {
     ChildFingerprint {
-        policy: submit::policy(child, base),
+        policy: submit::said(submit::policy(child, base)),
         form: &child.payload.form,
         payload: child.payload.data.hash,
         metadata: child.metadata.as_ref().map(|m| m.hash),
@@ -86,6 +89,18 @@ fn validate(children: &[Submit]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What children ask of pools: the dearest of those that may go anywhere, and of those that stay on the premises.
+/// `base`: whether all of them stay there, and what each costs that does not say so itself.
+fn rooms(routing: &Routing, at: (&str, &str), class: Class, base: (bool, u32), children: &[Submit]) -> Vec<Room> {
+    let keeps = base.0 || routing.keeps(at.0);
+    let dearest = |on_prem: bool| {
+        let costs = children.iter().filter(|c| (keeps || c.on_prem) == on_prem).map(|c| c.cost);
+        costs.map(|cost| if cost == 1 { base.1 } else { cost }).max()
+    };
+    let rooms = [false, true].map(|on_prem| Room::of(routing, at, class, on_prem, dearest(on_prem)?));
+    rooms.into_iter().flatten().collect()
+}
+
 impl Create {
     pub fn new(asked: Box<CreateGroup>) -> Result<Create, Failure> {
         submit::validate(&asked.common)?;
@@ -95,7 +110,7 @@ impl Create {
         validate(&asked.children)?;
         check::within("max_parallel", asked.max_parallel, 1, limits::CHILDREN_MAX.into())?;
         check::within("open_timeout_ms", asked.open_timeout_ms, 1, limits::DURATION_MS_MAX)?;
-        Ok(Create { asked, lookup: None, made: None, over: None })
+        Ok(Create { asked, lookup: None, made: None, over: None, no_room: None })
     }
 
     fn fingerprint(&self) -> u128 {
@@ -109,7 +124,7 @@ impl Create {
             sealed: a.sealed,
             open_timeout_ms: a.open_timeout_ms.or((!a.sealed).then_some(limits::OPEN_TIMEOUT_MS)),
             children: a.children.iter().map(|c| child_fingerprint(c, &policy)).collect(),
-            policy,
+            policy: submit::said(policy),
         };
         opaque::hash(&codec::encode(&parts))
     }
@@ -119,6 +134,20 @@ impl Create {
         let common = &self.asked.common;
         let on_prem = common.on_prem || routing.keeps(&common.tenant) || self.asked.children.iter().any(|c| c.on_prem);
         routing.can_place(&common.tenant, &common.queue, on_prem)
+    }
+
+    fn rooms(&self, routing: &Routing) -> Vec<Room> {
+        let common = &self.asked.common;
+        let base = (common.on_prem, common.cost);
+        rooms(routing, (&common.tenant, &common.queue), common.class, base, &self.asked.children)
+    }
+
+    fn look_up(&mut self) -> Next {
+        let Some(key) = &self.asked.common.key else { return Next::Read(Read::default()) };
+        let lookup = Lookup::new(keys::key(&self.asked.common.tenant, key), self.fingerprint());
+        let read = lookup.start();
+        self.lookup = Some(lookup);
+        Next::Read(read)
     }
 
     fn commit(&mut self, cx: &mut Cx<'_>) -> Next {
@@ -221,14 +250,22 @@ impl Operation for Create {
         if !self.can_place(&cx.config.routing) {
             return Next::fail(Failure::NoPlacement);
         }
-        if !cx.fresh {
-            return Next::Read(Read::default());
+        let records: Vec<_> = self.rooms(&cx.config.routing).iter().flat_map(Room::records).collect();
+        if !cx.fresh || !records.is_empty() {
+            return Next::Read(Read { records, ..Read::default() });
         }
         self.commit(cx)
     }
 
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
-        let Some(lookup) = &mut self.lookup else { return self.commit(cx) };
+        let Some(lookup) = &mut self.lookup else {
+            self.no_room = room::lacking(&self.rooms(&cx.config.routing), snapshot.records);
+            return match (self.no_room.clone(), &self.asked.common.key) {
+                (None, _) => self.commit(cx),
+                (Some(failure), None) => Next::fail(failure),
+                (Some(_), Some(_)) => self.look_up(),
+            };
+        };
         match lookup.read(&snapshot, cx) {
             Found::Read(read) => Next::Read(read),
             Found::Existing(Owner::Group(group)) => {
@@ -236,11 +273,14 @@ impl Operation for Create {
             }
             // Another kind of body than a group's.
             Found::Existing(Owner::Job(_)) => Next::fail(Failure::KeyReused),
-            Found::Free(None) => self.start(cx),
-            Found::Free(over) => {
-                self.over = over;
-                self.commit(cx)
-            }
+            Found::Free(over) => match (self.no_room.take(), over) {
+                (Some(failure), _) => Next::fail(failure),
+                (None, None) => self.start(cx),
+                (None, over) => {
+                    self.over = over;
+                    self.commit(cx)
+                }
+            },
             Found::Failed(failure) => Next::fail(failure),
         }
     }
@@ -250,12 +290,7 @@ impl Operation for Create {
             return self.settled(clock, cx);
         }
         match (&self.asked.common.key, answers.first()) {
-            (Some(key), Some(Answer::Refused(_))) => {
-                let lookup = Lookup::new(keys::key(&self.asked.common.tenant, key), self.fingerprint());
-                let read = lookup.start();
-                self.lookup = Some(lookup);
-                Next::Read(read)
-            }
+            (Some(_), Some(Answer::Refused(_))) => self.look_up(),
             _ => self.start(cx),
         }
     }
@@ -277,6 +312,8 @@ pub(crate) struct Extend {
     children: Vec<Submit>,
     /// The page exists: from which of its children on they are still to be compared.
     compared: Option<usize>,
+    /// Whether the pools have been read that the children need.
+    roomed: bool,
 }
 
 impl Extend {
@@ -288,7 +325,7 @@ impl Extend {
         let last = u64::from(from) + children.len() as u64;
         check::within("from", Some(last), 0, limits::CHILDREN_MAX.into())
             .map_err(|_| check::invalid("from", format!("a group has at most {} children", limits::CHILDREN_MAX)))?;
-        Ok(Extend { tenant, id, from, children, compared: None })
+        Ok(Extend { tenant, id, from, children, compared: None, roomed: false })
     }
 
     fn to(&self) -> u32 {
@@ -318,7 +355,7 @@ impl Extend {
             // One that is gone was created, and has been deleted or lost since: it is not created again.
             if let Some((_, job)) = job {
                 let content = payload.bytes().and_then(|b| decode_content(b).ok());
-                let same = job.policy == submit::policy(asked, &group.policy)
+                let same = submit::said(job.policy.clone()) == submit::said(submit::policy(asked, &group.policy))
                     && job.payload_len == asked.payload.data.len() as u64
                     && (job.deleted || job.metadata.as_deref() == asked.metadata.as_ref().map(|m| &*m.bytes))
                     && content.is_none_or(|c| c.form == asked.payload.form && c.data.hash == asked.payload.data.hash);
@@ -339,6 +376,7 @@ impl Extend {
 impl Operation for Extend {
     fn start(&mut self, _: &mut Cx<'_>) -> Next {
         self.compared = None;
+        self.roomed = false;
         Next::Read(Read { records: vec![keys::group(self.id)], ..Read::default() })
     }
 
@@ -364,6 +402,16 @@ impl Operation for Extend {
         let on_prem = group.policy.on_prem || self.children.iter().any(|c| c.on_prem);
         if !cx.config.routing.can_place(&group.tenant, &group.queue, on_prem) {
             return Next::fail(Failure::NoPlacement);
+        }
+        let base = (group.policy.on_prem, group.policy.cost);
+        let rooms = rooms(&cx.config.routing, (&group.tenant, &group.queue), group.class, base, &self.children);
+        if !rooms.is_empty() && !core::mem::replace(&mut self.roomed, true) {
+            let mut records = vec![keys::group(self.id)];
+            records.extend(rooms.iter().flat_map(Room::records));
+            return Next::Read(Read { records, ..Read::default() });
+        }
+        if let Some(failure) = room::lacking(&rooms, rest.iter().cloned()) {
+            return Next::fail(failure);
         }
         let own = cx.make.version();
         let mut next = group.after(version);

@@ -124,7 +124,7 @@ impl Operation for Beat {
             writes.push(put(keys::progress(id), cx.make.version(), codec::encode(&record), Expiry::Never));
         }
         self.stage = Stage::Raised(ends.max(stands.unwrap_or(0)), guards.len());
-        for (index, member) in moves::holdings(id, &granted.lease, granted.version) {
+        for (index, member) in moves::holdings(id, granted.lease.class, granted.lease.placed(), granted.version) {
             // slot-not-resurrected: the clock of the commit decides. A unit that lapsed or was lost has made room
             // for another, so it is never entered anew.
             guards.push(Guard::Member(index.clone(), member.clone(), Standing::Live));

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use super::moves::Home;
 use super::record::{Class, History, Job, Lease, ProgressRecord, Status, decode_content};
 use super::view::{progress, view, with_history, with_lease};
+use crate::dispatch::room;
 use crate::failure::Failure;
 use crate::ids::JobId;
 use crate::limits;
@@ -73,7 +74,7 @@ impl Look {
     }
 
     /// The same again with where the job stands.
-    fn second(&self, job: &Job) -> Read {
+    fn second(&self, job: &Job, cx: &Cx<'_>) -> Read {
         let member = keys::member(self.id);
         let home = Home::from(job);
         let mut read = self.first();
@@ -84,6 +85,9 @@ impl Look {
         }
         if self.what == What::Why {
             read.records.insert(4, keys::queue(&job.tenant, &job.queue));
+            let group = read.records.split_off(5);
+            room::ask(&mut read, job, &cx.config.routing);
+            read.records.extend(group);
         }
         read
     }
@@ -160,7 +164,7 @@ impl Operation for Look {
             return self.answer(with_history(view(self.id, &job, end.status), history));
         }
         if self.found.is_none() {
-            let read = self.second(&job);
+            let read = self.second(&job, cx);
             self.found = Some(job);
             return Next::Read(read);
         }
@@ -176,11 +180,21 @@ impl Operation for Look {
             }
         };
         let lease_end = places.get(Status::LIVE.len()).copied().flatten().map(|p| p.score);
-        let ahead = place.map(|p| p.rank + snapshot.counts.iter().sum::<u64>());
+        let above = Class::ALL.into_iter().filter(|c| *c < job.class).count();
+        let ahead = place.map(|p| p.rank + snapshot.counts.iter().take(above).sum::<u64>());
         if self.what == What::Why {
             let queue = snapshot.records.get(4).and_then(|r| QueueInfo::decode(r).ok()).unwrap_or_default();
             let run_at = place.map_or(job.due, |p| p.score);
-            return Next::ok(Response::Why(why(status, &job, run_at, lease, lease_end, ahead, queue)));
+            let upstreams = snapshot.records.get(5..).unwrap_or_default();
+            let sizes = snapshot.counts.get(above..).unwrap_or_default();
+            let why = match why(status, &job, run_at, lease, lease_end, ahead, queue) {
+                Why::NoWorker => {
+                    let way = room::stands_in_the_way(&job, &cx.config.routing, upstreams, sizes, snapshot.clock);
+                    way.unwrap_or(Why::NoWorker)
+                }
+                why => why,
+            };
+            return Next::ok(Response::Why(why));
         }
         let mut view = with_history(view(self.id, &job, status), history);
         match status {

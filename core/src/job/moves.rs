@@ -9,7 +9,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::lease::Granted;
-use super::record::{AttemptRecord, ChildOutcome, Class, End, Job, Lease, Owner, Status};
+use super::record::{AttemptRecord, ChildOutcome, Class, End, Job, Lease, Owner, Placed, Status};
 use crate::event::{Event, Item, Kind};
 use crate::ids::{GroupId, JobId};
 use crate::limits;
@@ -101,7 +101,9 @@ pub(crate) fn as_read(key: Name, record: &Record) -> Guard {
     }
 }
 
-/// The writes by which a running job leaves that state, and gives back what was held for its lease.
+/// The writes by which a running job leaves that state, and gives back what was held for its lease. `granted` is
+/// `None` where somebody else ends it than the server that calls its upstream: what is held stands then until the
+/// call is over, or the lease would have been.
 pub(crate) fn leave_running(id: JobId, home: Home<'_>, granted: Option<&Granted>) -> Vec<Write> {
     let member = keys::member(id);
     let mut writes = vec![
@@ -110,17 +112,18 @@ pub(crate) fn leave_running(id: JobId, home: Home<'_>, granted: Option<&Granted>
         remove(home.index(Status::Running), &member),
         remove(keys::LEASES, &member),
     ];
-    writes.extend(granted.into_iter().flat_map(|granted| give_back(id, granted)));
+    let held = granted.map(|g| give_back(id, g.lease.class, g.lease.placed(), g.version));
+    writes.extend(held.into_iter().flatten());
     writes
 }
 
 /// Index and member of everything that is held for a lease: its units of a pool, and its place as the one call
 /// that is tried on an upstream.
-pub(crate) fn holdings(id: JobId, lease: &Lease, version: Version) -> Vec<(Name, Name)> {
-    let Some(placed) = lease.placed() else { return Vec::new() };
+pub(crate) fn holdings(id: JobId, class: Class, placed: Option<&Placed>, version: Version) -> Vec<(Name, Name)> {
+    let Some(placed) = placed else { return Vec::new() };
     let mut held = Vec::new();
     if let Some(pool) = &placed.pool {
-        let batch = (lease.class == Class::Batch).then(|| keys::batch(pool));
+        let batch = (class == Class::Batch).then(|| keys::batch(pool));
         for index in [Some(keys::holders(pool)), batch].into_iter().flatten() {
             held.extend(keys::job_members(id, version, placed.cost).map(|member| (index.clone(), member)));
         }
@@ -132,15 +135,24 @@ pub(crate) fn holdings(id: JobId, lease: &Lease, version: Version) -> Vec<(Name,
 }
 
 /// The writes that give back what was held for a lease, so that others may have it.
-pub(crate) fn give_back(id: JobId, granted: &Granted) -> Vec<Write> {
-    let held = holdings(id, &granted.lease, granted.version);
+pub(crate) fn give_back(id: JobId, class: Class, placed: Option<&Placed>, version: Version) -> Vec<Write> {
+    let held = holdings(id, class, placed, version);
     let mut writes: Vec<Write> = held.into_iter().map(|(index, member)| Write::Remove { index, member }).collect();
-    if let Some(placed) = granted.lease.placed() {
+    if let Some(placed) = placed {
         writes.extend(placed.pool.as_ref().map(|pool| Write::Notify(keys::topic_pool(pool))));
-        if placed.probe {
-            writes.push(Write::Notify(keys::topic_upstream(&placed.upstream)));
-        }
+        writes.extend(end_probe(id, placed, version));
     }
+    writes
+}
+
+/// The writes by which a call is not any more the one that is tried on an upstream.
+pub(crate) fn end_probe(id: JobId, placed: &Placed, version: Version) -> Vec<Write> {
+    if !placed.probe {
+        return Vec::new();
+    }
+    let index = keys::probe(&placed.upstream);
+    let mut writes: Vec<Write> = keys::job_members(id, version, 1).map(|unit| remove(index.clone(), &unit)).collect();
+    writes.push(Write::Notify(keys::topic_upstream(&placed.upstream)));
     writes
 }
 

@@ -61,7 +61,10 @@ pub(crate) fn cancel(
     let granted = Granted::read(lease_record);
     let running = !lease_record.is_absent();
     let (leave, attempt) = if running {
-        let mut leave = moves::leave_running(id, home, granted.as_ref());
+        // limit-held: the call goes on until its server has heard of this.
+        let mut leave = moves::leave_running(id, home, None);
+        let placed = granted.as_ref().and_then(|g| Some((g.lease.placed()?, g.version)));
+        leave.extend(placed.into_iter().flat_map(|(placed, nonce)| moves::end_probe(id, placed, nonce)));
         leave.push(Write::Notify(keys::topic_stop(id)));
         (leave, Some(lease::attempt(job, granted.as_ref(), AttemptEnd::Cancelled, clock, None)))
     } else {

@@ -12,6 +12,7 @@ use super::moves::{Home, add, put};
 use super::record::{Job, KeyRecord, Owner, Policy, Status, Trail, encode_content};
 use super::view::view;
 use crate::codec;
+use crate::dispatch::room::{self, Room};
 use crate::event::Kind;
 use crate::failure::Failure;
 use crate::ids::JobId;
@@ -30,6 +31,8 @@ pub(crate) struct Submit {
     made: Option<(JobId, Job)>,
     /// The key names somebody who is gone.
     over: Option<TakeOver>,
+    /// Its cost is more than any pool has, unless it has been submitted before.
+    no_room: Option<Failure>,
 }
 
 #[derive(Clone, Debug)]
@@ -55,12 +58,25 @@ struct Fingerprint<'a> {
 impl Submit {
     pub fn new(asked: Box<Asked>) -> Result<Submit, Failure> {
         validate(&asked)?;
-        Ok(Submit { asked, stage: Stage::Clock, made: None, over: None })
+        Ok(Submit { asked, stage: Stage::Clock, made: None, over: None, no_room: None })
+    }
+
+    fn room(&self, cx: &Cx<'_>) -> Option<Room> {
+        let (a, routing) = (&self.asked, &cx.config.routing);
+        Room::of(routing, (&a.tenant, &a.queue), a.class, a.on_prem || routing.keeps(&a.tenant), a.cost)
+    }
+
+    fn look_up(&mut self) -> Next {
+        let Some(key) = &self.asked.key else { return Next::Read(Read::default()) };
+        let lookup = Lookup::new(keys::key(&self.asked.tenant, key), self.fingerprint());
+        let read = lookup.start();
+        self.stage = Stage::Key(lookup);
+        Next::Read(read)
     }
 
     fn fingerprint(&self) -> u128 {
         let a = &self.asked;
-        let policy = policy(a, &Policy::standard(limits::RETENTION_MS));
+        let policy = said(policy(a, &Policy::standard(limits::RETENTION_MS)));
         let start = if a.start == Start::DelayMs(0) { Start::Now } else { a.start };
         let parts = Fingerprint {
             queue: &a.queue,
@@ -167,6 +183,12 @@ impl Submit {
 }
 
 /// A job's rules: its own, and `base` for what it leaves open.
+/// A policy as a fingerprint has it: what is said as it would be without being said is not said.
+pub(crate) fn said(policy: Policy) -> Policy {
+    let key_ttl_ms = policy.key_ttl_ms.filter(|ttl| *ttl != policy.retention_ms);
+    Policy { key_ttl_ms, ..policy }
+}
+
 pub(crate) fn policy(a: &Asked, base: &Policy) -> Policy {
     let max_attempts = a.max_attempts.unwrap_or(base.max_attempts);
     let max_deliveries = match a.max_attempts {
@@ -206,15 +228,23 @@ impl Operation for Submit {
         if !routing.can_place(&a.tenant, &a.queue, a.on_prem || routing.keeps(&a.tenant)) {
             return Next::fail(Failure::NoPlacement);
         }
-        if !cx.fresh {
+        let records: Vec<_> = self.room(cx).iter().flat_map(Room::records).collect();
+        if !cx.fresh || !records.is_empty() {
             self.stage = Stage::Clock;
-            return Next::Read(Read::default());
+            return Next::Read(Read { records, ..Read::default() });
         }
         self.commit(cx)
     }
 
     fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
-        let Stage::Key(lookup) = &mut self.stage else { return self.commit(cx) };
+        let Stage::Key(lookup) = &mut self.stage else {
+            self.no_room = room::lacking(self.room(cx).as_slice(), snapshot.records);
+            return match (self.no_room.clone(), &self.asked.key) {
+                (None, _) => self.commit(cx),
+                (Some(failure), None) => Next::fail(failure),
+                (Some(_), Some(_)) => self.look_up(),
+            };
+        };
         match lookup.read(&snapshot, cx) {
             Found::Read(read) => Next::Read(read),
             Found::Existing(Owner::Job(job)) => {
@@ -222,11 +252,14 @@ impl Operation for Submit {
             }
             // Another kind of body than a job's.
             Found::Existing(Owner::Group(_)) => Next::fail(Failure::KeyReused),
-            Found::Free(None) => self.start(cx),
-            Found::Free(over) => {
-                self.over = over;
-                self.commit(cx)
-            }
+            Found::Free(over) => match (self.no_room.take(), over) {
+                (Some(failure), _) => Next::fail(failure),
+                (None, None) => self.start(cx),
+                (None, over) => {
+                    self.over = over;
+                    self.commit(cx)
+                }
+            },
             Found::Failed(failure) => Next::fail(failure),
         }
     }
@@ -236,12 +269,7 @@ impl Operation for Submit {
             return self.created(clock, cx);
         }
         match (&self.asked.key, answers.first()) {
-            (Some(key), Some(Answer::Refused(_))) => {
-                let lookup = Lookup::new(keys::key(&self.asked.tenant, key), self.fingerprint());
-                let read = lookup.start();
-                self.stage = Stage::Key(lookup);
-                Next::Read(read)
-            }
+            (Some(_), Some(Answer::Refused(_))) => self.look_up(),
             _ => self.start(cx),
         }
     }

@@ -8,15 +8,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::record::{Slot, SlotState};
-use super::slot_of;
+use super::{record_of, slot_of};
 use crate::codec;
 use crate::failure::Failure;
 use crate::ids::JobId;
 use crate::job::lease::Granted;
 use crate::job::moves::{as_read, holdings, remove};
-use crate::job::record::Class;
+use crate::job::record::{AttemptEnd, Class, End, Job};
 use crate::name::Name;
-use crate::replica::task::{Cx, Draft, Next, Operation, Plan};
+use crate::replica::task::{Cx, Draft, Next, Operation, Plan, decode_record};
 use crate::request::{Audited, Finding, Response};
 use crate::store::{Answer, Clock, Entry, Guard, Place, Read, Record, Score, Slice, Snapshot, UpTo, keys};
 
@@ -127,12 +127,14 @@ impl Check {
         });
         let mut read = Read { slices: slices.collect(), ..Read::default() };
         for slot in self.slots.iter().flatten() {
-            read.records.push(record(&pool, slot));
+            read.records.push(record_of(&pool, slot));
             for class in Class::ALL {
                 let lines = [keys::waiting(&pool, class), keys::alive(&pool, class)];
                 read.members.extend(lines.map(|index| (index, slot.clone())));
             }
         }
+        // A job that was cancelled may still hold what its call needs.
+        read.records.extend(self.slots.iter().flatten().filter_map(keys::job_of).map(keys::job));
         read
     }
 
@@ -140,14 +142,16 @@ impl Check {
         let Cursor::Pool { entry, index: first, .. } = self.from.clone() else { return self.finish() };
         let Some(pool) = keys::pool_of(&entry.1) else { return self.finish() };
         let slots = self.slots.take().unwrap_or_default();
+        let (records, jobs) = snapshot.records.split_at(slots.len().min(snapshot.records.len()));
+        let jobs: BTreeMap<JobId, &Record> = slots.iter().filter_map(keys::job_of).zip(jobs).collect();
         let places = snapshot.members.chunks(2 * Class::ALL.len());
         let known: BTreeMap<&Name, (&Record, &[Option<Place>])> =
-            slots.iter().zip(snapshot.records.iter().zip(places)).collect();
+            slots.iter().zip(records.iter().zip(places)).collect();
         let mut left = None;
         for (at, entries) in (first..INDEXES).zip(&snapshot.slices) {
             self.done.entries += entries.len() as u64;
             for entry in entries {
-                self.entry(&pool, of(at), entry, &known, snapshot.clock);
+                self.entry(&pool, of(at), entry, &known, &jobs, snapshot.clock);
             }
             if entries.len() >= ENTRIES {
                 left = entries.last().map(|e| (at, (e.score, e.member.clone())));
@@ -167,6 +171,7 @@ impl Check {
         of: Of,
         entry: &Entry,
         known: &BTreeMap<&Name, (&Record, &[Option<Place>])>,
+        jobs: &BTreeMap<JobId, &Record>,
         clock: Clock,
     ) {
         let Some(slot) = slot_in(of, &entry.member) else {
@@ -176,7 +181,11 @@ impl Check {
         // Entered since the first look.
         let Some((record, places)) = known.get(&slot) else { return };
         if let Some(job) = keys::job_of(&slot) {
-            return self.unit_of_a_job(job, index(pool, of), entry, record, clock);
+            let may_go_on = jobs.get(&job).is_some_and(|main| may_go_on(&entry.member, main));
+            if entry.score > clock && !may_go_on {
+                self.unit_of_a_job(job, index(pool, of), entry, record);
+            }
+            return;
         }
         let Ok(found) = slot_of(record) else { return };
         let found = found.map(|(_, slot)| slot);
@@ -199,10 +208,10 @@ impl Check {
     }
 
     /// What a job holds that a server runs: its lease must say so.
-    fn unit_of_a_job(&mut self, job: JobId, index: Name, entry: &Entry, lease: &Record, clock: Clock) {
+    fn unit_of_a_job(&mut self, job: JobId, index: Name, entry: &Entry, lease: &Record) {
         let unit = (index, entry.member.clone());
-        let held = Granted::read(lease).is_some_and(|g| holdings(job, &g.lease, g.version).contains(&unit));
-        if !held && entry.score > clock {
+        let held = |g: Granted| holdings(job, g.lease.class, g.lease.placed(), g.version).contains(&unit);
+        if !Granted::read(lease).is_some_and(held) {
             self.amiss(unit.0, &unit.1, "is held, but its job is not leased so", as_read(keys::lease(job), lease));
         }
     }
@@ -240,9 +249,17 @@ fn slot_in(of: Of, member: &Name) -> Option<Name> {
     }
 }
 
-/// The record that says what a slot is, or what is held for a job.
-fn record(pool: &str, slot: &Name) -> Name {
-    keys::job_of(slot).map_or_else(|| keys::slots(pool).join(slot), keys::lease)
+/// Whether a job's record says, or has room for it, that it was cancelled under the lease that a unit belongs to.
+fn may_go_on(unit: &Name, main: &Record) -> bool {
+    let nonce = keys::holder_of(unit).map(|(_, nonce, _)| nonce);
+    match decode_record::<Job>(main) {
+        Ok(Some((_, job))) => {
+            let cancelled = |end: End| end.attempt.filter(|a| a.outcome == AttemptEnd::Cancelled);
+            let under = job.end.and_then(cancelled).map(|a| a.token.nonce);
+            job.deleted || job.lives > 0 || under.is_some() && under == nonce
+        }
+        _ => true,
+    }
 }
 
 /// Whether a slot's record says that it holds this unit.

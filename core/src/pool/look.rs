@@ -6,15 +6,16 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::record::Pool;
-use super::{counted, of, slot_of};
+use super::{counted, of, record_of, slot_of};
 use crate::failure::Failure;
 use crate::job::check;
+use crate::job::lease::Granted;
 use crate::job::record::Class;
 use crate::limits;
 use crate::name::Name;
 use crate::replica::task::{Cx, Next, Operation, decode_record};
-use crate::request::{HolderView, PoolView, Response, SlotId};
-use crate::store::{Answer, Clock, Read, Record, Score, Slice, Snapshot, Span, UpTo, keys};
+use crate::request::{HolderView, PoolView, Response, SlotId, SlotOf};
+use crate::store::{Answer, Clock, Read, Record, Score, Slice, Snapshot, Span, UpTo, Version, keys};
 
 /// Sizes of holders, of those of class batch, and of the waiters of each class.
 const SIZES: usize = 2 + Class::ALL.len();
@@ -42,8 +43,8 @@ fn view(name: &str, pool: &Pool, sizes: &[u64]) -> PoolView {
 pub(crate) struct One {
     tenant: String,
     pool: String,
-    /// Slots' members and ends, once they are known.
-    found: Option<Vec<(Name, Clock)>>,
+    /// Slots' members, grants and ends, once they are known.
+    found: Option<Vec<(Name, Version, Clock)>>,
 }
 
 impl One {
@@ -56,11 +57,17 @@ impl One {
         One { tenant, pool, found: None }
     }
 
-    fn holder(&self, member: &Name, expires_at: Clock, record: &Record) -> Option<HolderView> {
+    fn holder(&self, member: &Name, nonce: Version, expires_at: Clock, record: &Record) -> Option<HolderView> {
+        if let Some(job) = keys::job_of(member) {
+            let lease = Granted::read(record).filter(|g| g.version == nonce && g.lease.tenant == self.tenant)?.lease;
+            let cost = lease.placed()?.cost;
+            let (of, holder) = (SlotOf::Job(job), Some(lease.worker));
+            return Some(HolderView { of, holder, class: lease.class, cost, expires_at });
+        }
         let (tenant, name) = keys::queue_of(member)?;
         let slot = slot_of(record).ok()??.1;
         (slot.state.is_held() && tenant == self.tenant).then_some(HolderView {
-            id: SlotId { slot: name, nonce: Some(slot.nonce) },
+            of: SlotOf::Caller(SlotId { slot: name, nonce: Some(slot.nonce) }),
             holder: slot.holder,
             class: slot.class,
             cost: slot.cost,
@@ -91,19 +98,21 @@ impl Operation for One {
         let Some(found) = self.found.take() else {
             let own = keys::slot_member(&self.tenant, "");
             let entries = snapshot.slices.iter().flatten();
-            let first_units = entries.filter(|e| e.member.starts_with(&own)).filter_map(|e| {
-                let (slot, _, unit) = keys::holder_of(&e.member)?;
-                (unit == 1).then_some((slot, e.score))
+            let first_units = entries.filter_map(|e| {
+                let (slot, nonce, unit) = keys::holder_of(&e.member)?;
+                let may_be_own = e.member.starts_with(&own) || keys::job_of(&slot).is_some();
+                (unit == 1 && may_be_own).then_some((slot, nonce, e.score))
             });
-            let found: Vec<(Name, Clock)> = first_units.take(limits::HOLDERS_SHOWN).collect();
+            let found: Vec<(Name, Version, Clock)> = first_units.take(limits::HOLDERS_SHOWN).collect();
             let mut records = vec![keys::pool(&self.pool)];
-            records.extend(found.iter().map(|(slot, _)| keys::slots(&self.pool).join(slot)));
+            records.extend(found.iter().map(|(slot, ..)| record_of(&self.pool, slot)));
             self.found = Some(found);
             return Next::Read(Read { records, counts: sizes(&self.pool).collect(), ..Read::default() });
         };
         let mut view = view(&self.pool, &pool, &snapshot.counts);
         let holders = found.iter().zip(slots);
-        view.holders = holders.filter_map(|((member, end), record)| self.holder(member, *end, record)).collect();
+        view.holders =
+            holders.filter_map(|((member, nonce, end), record)| self.holder(member, *nonce, *end, record)).collect();
         Next::ok(Response::Pool(Box::new(view)))
     }
 

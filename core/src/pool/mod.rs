@@ -160,6 +160,11 @@ impl Spot {
     }
 }
 
+/// The record that says what a slot is, or what is held for a job.
+fn record_of(pool: &str, slot: &Name) -> Name {
+    keys::job_of(slot).map_or_else(|| keys::slots(pool).join(slot), keys::lease)
+}
+
 /// A slot's record as read. One that cannot be read says nothing of anybody: whatever it held ends at its
 /// time by itself.
 fn slot_of(record: &Record) -> Result<Option<(Version, Slot)>, Failure> {

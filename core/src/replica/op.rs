@@ -62,6 +62,7 @@ pub(crate) enum Op {
     CheckPools(Box<pool::Check>),
     Dispatch(Box<dispatch::Dispatch>),
     Hold(Box<dispatch::Change>),
+    GiveBack(Box<dispatch::Leave>),
     Holds(dispatch::Holds),
     Deadlines(Box<Deadlines>),
     Names(Box<Names>),
@@ -126,6 +127,7 @@ impl Op {
             Request::FreeUpstream { upstream } => {
                 Op::Hold(Box::new(dispatch::Change::free(upstream, Response::UpstreamFreed)))
             }
+            Request::GiveBack(asked) => Op::GiveBack(Box::new(dispatch::Leave::new(asked)?)),
             Request::Upstreams => Op::Holds(dispatch::Holds),
             Request::Audit { cursor: Some(cursor), repair } if pool::Check::is_own(&cursor) => {
                 Op::CheckPools(Box::new(pool::Check::new(&cursor, repair)?))
@@ -174,6 +176,7 @@ impl Op {
             Op::CheckPools(op) => &mut **op,
             Op::Dispatch(op) => &mut **op,
             Op::Hold(op) => &mut **op,
+            Op::GiveBack(op) => &mut **op,
             Op::Holds(op) => op,
             Op::Deadlines(op) => &mut **op,
             Op::Names(op) => &mut **op,
@@ -217,7 +220,7 @@ pub(crate) fn drains(request: &Request) -> bool {
     match request {
         Request::Heartbeat(_) | Request::Complete(_) | Request::Fail(_) | Request::Release(_) | Request::Drain => true,
         Request::RefreshSlot { .. } | Request::ReleaseSlot { .. } => true,
-        Request::HoldUpstream(_) | Request::FreeUpstream { .. } => true,
+        Request::HoldUpstream(_) | Request::FreeUpstream { .. } | Request::GiveBack(_) => true,
         Request::Batch(items) => items.iter().all(drains),
         _ => false,
     }

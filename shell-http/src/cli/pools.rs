@@ -107,12 +107,14 @@ pub fn print_pools(pools: &Value, as_json: bool) -> Vec<String> {
     let mut lines = table.lines();
     let holders: Vec<&Value> = pools.iter().flat_map(|p| p["holders"].as_array().into_iter().flatten()).collect();
     if !holders.is_empty() {
-        let titles = [("slot", Align::Left), ("holder", Align::Left), ("class", Align::Left), ("cost", Align::Right)];
+        let titles =
+            [("slot or job", Align::Left), ("holder", Align::Left), ("class", Align::Left), ("cost", Align::Right)];
         let mut table = Table::new(titles.into_iter().chain([("until", Align::Left)]).collect());
         for held in holders {
             let text = |name: &str| Cell::plain(printable(held[name].as_str().unwrap_or_default()));
             let cost = Cell::plain(number(&held["cost"]).to_string());
-            table.row(vec![text("id"), text("holder"), text("class"), cost, text("expires_at")]);
+            let of = if held["id"].is_null() { "job" } else { "id" };
+            table.row(vec![text(of), text("holder"), text("class"), cost, text("expires_at")]);
         }
         lines.push(String::new());
         lines.extend(table.lines());
@@ -129,14 +131,18 @@ mod tests {
         let pools = json!([{
             "name": "gpu\u{1b}", "total": 8, "batch_max": 6, "in_use": 3, "batch_in_use": 2,
             "waiting": {"interactive": 0, "system": 1, "batch": 12},
-            "holders": [{"id": "a:1", "holder": "w1", "class": "batch", "cost": 2, "expires_at": "T"}],
+            "holders": [
+                {"id": "a:1", "holder": "w1", "class": "batch", "cost": 2, "expires_at": "T"},
+                {"job": "01J", "class": "system", "cost": 1, "expires_at": "T"},
+            ],
         }]);
         let expected = [
             "pool  in use  total  batch  of  interactive  system  batch",
             "gpu\u{fffd}       3      8      2   6            0       1     12",
             "",
-            "slot  holder  class  cost  until",
-            "a:1   w1      batch     2  T",
+            "slot or job  holder  class   cost  until",
+            "a:1          w1      batch      2  T",
+            "01J                  system     1  T",
         ];
         assert_eq!(print_pools(&pools, false), expected);
         assert_eq!(print_pools(&pools, true).len(), 1);

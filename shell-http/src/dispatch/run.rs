@@ -9,7 +9,7 @@ use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::response::Parts;
 use hyper::{HeaderMap, Method, Request};
 use leasehold_core::opaque::Content;
-use leasehold_core::request::{Beat, Complete, Dispatched, Fail, Held, HoldUpstream};
+use leasehold_core::request::{Beat, Complete, Dispatched, Fail, GiveBack, Held, HoldUpstream};
 use leasehold_core::{Failure, Outcome, Request as Asked, Response as Answer};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -30,8 +30,12 @@ const AGAIN_MAX: Duration = Duration::from_secs(5);
 
 /// A request is answered within this.
 const ANSWERED: Duration = Duration::from_millis(leasehold_core::limits::REQUEST_MS);
-/// Longest between two heartbeats: by the next one a call stops whose job was cancelled.
-const BEAT_MAX: Duration = Duration::from_secs(3);
+/// Longest between two heartbeats: by the next one a call stops whose job was cancelled, and its slots come back.
+const BEAT_MAX: Duration = Duration::from_secs(1);
+/// A call whose time is up stops so long before: then its upstream has hung up when its slots are another's.
+const EARLY: Duration = Duration::from_millis(100);
+/// Tries to hear that an attempt is over whose time is up.
+const TRIES: u32 = 20;
 
 static CLASS: HeaderName = HeaderName::from_static("leasehold-class");
 static JOB: HeaderName = HeaderName::from_static("leasehold-job-id");
@@ -50,6 +54,8 @@ pub fn start(work: Arc<Work>, job: Dispatched) {
 
 struct Run<'a> {
     work: &'a Work,
+    /// When it was handed out, or a little later.
+    began: Instant,
     upstream: Option<Arc<Upstream>>,
     held: Held,
     lease: Duration,
@@ -61,17 +67,19 @@ struct Run<'a> {
 enum Stop {
     /// There is nothing to be told any more: the job is cancelled, or is another's.
     Gone,
+    /// The attempt has had its time.
+    TimeUp,
     /// The slots may be another's: the job goes back.
     SlotsLost,
 }
 
 impl<'a> Run<'a> {
     fn of(work: &'a Work, job: Dispatched) -> Run<'a> {
-        let upstream = work.gateway.upstreams.iter().find(|u| u.name() == job.upstream).cloned();
+        let upstream = work.gateway.upstreams.iter().find(|u| u.name() == job.placed.upstream).cloned();
         let held = Held { tenant: job.tenant.clone(), job: job.job.id, token: Some(job.job.token) };
         // Both by the store's clock, in microseconds.
         let lease = Duration::from_micros(job.job.lease_expires_at.saturating_sub(job.job.token.at));
-        Run { work, upstream, held, lease, job }
+        Run { work, began: Instant::now(), upstream, held, lease, job }
     }
 
     async fn go(self) {
@@ -86,7 +94,8 @@ impl<'a> Run<'a> {
         let _ = timeout(FAREWELL, hung_up).await;
         let verdict = match called {
             Ok(verdict) => verdict,
-            Err(Stop::Gone) => return,
+            Err(Stop::Gone) => return self.give_back().await,
+            Err(Stop::TimeUp) => return self.time_up().await,
             Err(Stop::SlotsLost) => return self.tell(Verdict::Release).await,
         };
         // The lease is renewed until this is answered: what is finished is not lost because the store was away. If
@@ -159,7 +168,7 @@ impl<'a> Run<'a> {
         if let Meaning::Pause(pause) = meaning {
             return Verdict::Pause(pause);
         }
-        if self.job.probe {
+        if self.job.placed.probe {
             // It takes calls again. If this is not heard, the next call tells.
             let _ = self.work.driver.ask(Asked::FreeUpstream { upstream: upstream.name().to_owned() }).await;
         }
@@ -190,28 +199,61 @@ impl<'a> Run<'a> {
     /// Renews lease and slots, and returns when the call must stop.
     async fn beat(&self) -> Stop {
         // The grant came some time before its answer.
-        let mut until = Instant::now() + self.lease - ANSWERED.min(self.lease / 2);
+        let mut until = self.began + self.lease - ANSWERED.min(self.lease / 2);
+        let mut most: Option<Instant> = None;
         let pace = (self.lease / 3).min(BEAT_MAX);
         let mut next = Instant::now() + pace;
         loop {
-            sleep_until(next.min(until)).await;
+            tokio::select! {
+                () = sleep_until(next.min(until)) => {}
+                () = until_some(most) => return Stop::TimeUp,
+            }
             let sent = Instant::now();
             let beat = Asked::Heartbeat(Beat { held: self.held.clone(), progress: None, seq: None });
             let outcome = tokio::select! {
                 outcome = self.work.driver.ask(beat) => outcome,
                 // slot-not-resurrected: from here on the slots may be somebody else's.
                 () = sleep_until(until) => return Stop::SlotsLost,
+                () = until_some(most) => return Stop::TimeUp,
             };
             match outcome {
                 Ok(Answer::Beat { cancel_requested: true, .. }) => return Stop::Gone,
-                Ok(_) => {
+                Ok(answer) => {
                     until = sent + self.lease;
                     next = sent + pace;
+                    if let Answer::Beat { lease_expires_at: Some(at), .. } = answer {
+                        // It ends before it would: with the attempt's own time.
+                        let end = self.began + Duration::from_micros(at.saturating_sub(self.job.job.token.at));
+                        most = Some(end.checked_sub(EARLY).unwrap_or(end)).filter(|end| *end + 2 * EARLY < until);
+                    }
                 }
                 Err(Failure::SlotLost) => return Stop::SlotsLost,
                 Err(failure) if is_final(&failure) => return Stop::Gone,
                 Err(_) => next = Instant::now() + (self.lease / 6).min(Duration::from_secs(1)),
             }
+        }
+    }
+
+    /// Waits until it is heard that the attempt is over: whoever notices first says that its time was up.
+    async fn time_up(&self) {
+        for _ in 0..TRIES {
+            let beat = Asked::Heartbeat(Beat { held: self.held.clone(), progress: None, seq: None });
+            match self.work.driver.ask(beat).await {
+                Ok(Answer::Beat { cancel_requested: true, .. }) => return self.give_back().await,
+                Err(failure) if is_final(&failure) => return,
+                _ => sleep(AGAIN).await,
+            }
+        }
+        self.tell(Verdict::Release).await;
+    }
+
+    /// The call of a job that was cancelled is over: its slots are free for others.
+    async fn give_back(&self) {
+        let job = &self.job.job;
+        let (class, placed) = (job.class, self.job.placed.clone());
+        let asked = || Asked::GiveBack(GiveBack { job: job.id, token: job.token, class, placed: placed.clone() });
+        if let Err(failure) = self.until_answered(asked).await {
+            tracing::debug!(job = %job.id, code = failure.code(), "slots of a cancelled job were not given back");
         }
     }
 
@@ -232,7 +274,7 @@ impl<'a> Run<'a> {
             Verdict::Pause(pause) => {
                 let for_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
                 let for_ms = for_ms.clamp(1, leasehold_core::limits::HOLD_MS_MAX);
-                let upstream = self.job.upstream.clone();
+                let upstream = self.job.placed.upstream.clone();
                 let hold = || Asked::HoldUpstream(HoldUpstream { upstream: upstream.clone(), for_ms });
                 // First the hold, so that the job is not sent there again meanwhile.
                 let _ = self.until_answered(hold).await;
@@ -243,6 +285,7 @@ impl<'a> Run<'a> {
         if let Err(failure) = outcome {
             // Cancelled, or another's by now: whoever has it tells what becomes of it.
             tracing::debug!(job = %self.job.job.id, code = failure.code(), "a job's end was not taken");
+            self.give_back().await;
         }
     }
 
@@ -257,6 +300,13 @@ impl<'a> Run<'a> {
             sleep(pause).await;
             pause = (pause * 2).min(AGAIN_MAX);
         }
+    }
+}
+
+async fn until_some(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -109,7 +109,11 @@ pub fn answer(answer: Answer) -> Response {
             object.end();
         }
         // The server asks for these itself, and no call of the contract does.
-        Answer::Dispatched(_) | Answer::UpstreamHeld { .. } | Answer::UpstreamFreed | Answer::Upstreams(_) => {
+        Answer::Dispatched(_)
+        | Answer::UpstreamHeld { .. }
+        | Answer::UpstreamFreed
+        | Answer::GivenBack
+        | Answer::Upstreams(_) => {
             return body::no_content();
         }
         Answer::Audited(page) => store::audited(&mut out, &page),

@@ -26,6 +26,8 @@ use crate::wire::submit::TENANT;
 const SET_AGAIN: Duration = Duration::from_secs(1);
 /// Between two looks at what other servers were asked to leave alone.
 const HOLDS_EVERY: Duration = Duration::from_secs(1);
+/// Between two looks whether all pools of the configuration are there.
+const POOLS_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub struct Gateway {
@@ -75,6 +77,7 @@ impl Gateway {
             for pool in &own.pools {
                 own.set(pool).await;
             }
+            own.keep_pools().await;
         });
         if !self.routes.is_empty() {
             let own = self.clone();
@@ -137,6 +140,19 @@ impl Gateway {
                 Err(_) => {}
             }
             sleep(SET_AGAIN).await;
+        }
+    }
+
+    /// A pool that has gone, with a store that was emptied or by somebody's call, comes back: the queues of its
+    /// routes would stand still without a word.
+    async fn keep_pools(&self) {
+        while !self.pools.is_empty() && !self.ended.load(Ordering::Relaxed) {
+            sleep(POOLS_EVERY).await;
+            let Ok(Answer::Pools(found)) = self.driver.ask(Asked::Pools).await else { continue };
+            for pool in self.pools.iter().filter(|pool| found.iter().all(|view| view.name != pool.name)) {
+                tracing::warn!(pool = pool.name, "a pool of the configuration was missing and is set anew");
+                self.set(pool).await;
+            }
         }
     }
 

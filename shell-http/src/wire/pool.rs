@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use leasehold_core::Request;
 use leasehold_core::job::record::Class;
-use leasehold_core::request::{Acquire, HolderView, PoolView, SetPool, SlotId};
+use leasehold_core::request::{Acquire, HolderView, PoolView, SetPool, SlotId, SlotOf};
 use leasehold_core::store::Clock;
 
 use super::fields::{self, Value};
@@ -87,7 +87,10 @@ pub fn view(out: &mut Vec<u8>, pool: &PoolView, holders: bool) {
 
 fn holder(out: &mut Vec<u8>, held: &HolderView) {
     let mut object = Object::new(out);
-    object.str("id", &held.id.to_string());
+    match &held.of {
+        SlotOf::Caller(id) => object.str("id", &id.to_string()),
+        SlotOf::Job(job) => object.str("job", &job.to_string()),
+    }
     if let Some(holder) = &held.holder {
         object.str("holder", holder);
     }

@@ -136,6 +136,17 @@ pub fn why(out: &mut Vec<u8>, why: &Why) {
             object.num("ahead", *ahead);
         }
         Why::NoWorker => object.str("reason", "no_worker"),
+        Why::NoSlot { pool, in_use, total } => {
+            object.str("reason", "no_slot");
+            object.str("pool", pool);
+            object.num("in_use", *in_use);
+            object.num("total", (*total).into());
+        }
+        Why::OnHold { upstream, until } => {
+            object.str("reason", "on_hold");
+            object.str("upstream", upstream);
+            object.time("until", *until);
+        }
         Why::Held => object.str("reason", "held"),
         Why::Running { worker, expires_at } => {
             object.str("reason", "running");

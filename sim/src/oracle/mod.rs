@@ -210,6 +210,8 @@ pub struct Oracle {
     holds: BTreeMap<Name, facts::Rec<Hold>>,
     /// Calls that are tried after a hold, by index.
     probes: BTreeMap<Name, BTreeMap<Name, Score>>,
+    /// Leases under which jobs were cancelled, and with which change.
+    cut: BTreeMap<(JobId, Version), u64>,
     /// Releases that were asked for: pool, slot, and of which grant.
     releases: Vec<(String, Name, Option<Version>)>,
     /// Counts the changes of the store: applied transactions and faults.
@@ -246,6 +248,7 @@ impl Oracle {
             declared: std::collections::BTreeSet::new(),
             holds: BTreeMap::new(),
             probes: BTreeMap::new(),
+            cut: BTreeMap::new(),
             releases: Vec::new(),
             change: 0,
             ring: VecDeque::new(),
@@ -324,6 +327,7 @@ impl Oracle {
         let touched = self.follow(effects);
         self.remember(touched.jobs.keys().copied().collect());
         self.follow_upstreams(effects);
+        self.follow_cut(&touched);
         self.judge_pools(effects, clock, ledger)?;
         for (name, before) in &touched.keys {
             self.judge_key(name, before.as_ref(), clock)?;

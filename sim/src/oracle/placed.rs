@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use leasehold_core::dispatch::Hold;
 use leasehold_core::job::record::{Class, Lease, Placed, Status};
-use leasehold_core::request::{Beat, Dispatch, Dispatched};
+use leasehold_core::request::{Beat, Dispatch, Dispatched, GiveBack};
 use leasehold_core::store::engine::{Change, Effects};
 use leasehold_core::store::model::Model;
 use leasehold_core::store::{Clock, Score, Version, keys};
 use leasehold_core::{JobId, Name, Outcome, Request, codec};
 
-use super::facts::Rec;
+use super::facts::{Rec, Touched};
 use super::pools::{PoolFacts, live};
 use super::replies::{Window, lied};
 use super::{Oracle, Promise, Track, Violation, broken};
@@ -42,6 +42,17 @@ impl Oracle {
                     };
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// Notes the leases under which jobs were cancelled: what they hold may stay until they would have ended.
+    pub(super) fn follow_cut(&mut self, touched: &Touched) {
+        for (job, before) in &touched.jobs {
+            let Some(facts) = self.jobs.get(job).map(|t| &t.facts) else { continue };
+            let end = facts.main.as_ref().and_then(|m| m.value.as_ref()?.end.as_ref().map(|end| end.status));
+            if let (Some(lease), None, Some(Status::Cancelled)) = (&before.lease, &facts.lease, end) {
+                self.cut.insert((*job, lease.version), self.change);
             }
         }
     }
@@ -136,7 +147,7 @@ impl Oracle {
         clock: Clock,
     ) -> Result<(), Violation> {
         let lease = self.holding(job, name).filter(|(version, _)| *version == unit.1);
-        let (unit, _) = unit;
+        let (unit, nonce) = unit;
         match ends {
             (None, Some(_)) => {
                 if !facts.entered.insert(unit.clone()) && !self.rewound {
@@ -160,6 +171,10 @@ impl Oracle {
             }
             (Some(end), None) if end > clock && lease.is_some() => {
                 broken(Promise::BooksBalance, format!("pool {name}: {unit} was taken from a job that runs"))
+            }
+            (Some(end), None) if end > clock && self.cut.get(&(job, nonce)) == Some(&self.change) => {
+                let what = format!("pool {name}: {unit} was given away with its job's cancellation: its call goes on");
+                broken(Promise::LimitHeld, what)
             }
             _ => Ok(()),
         }
@@ -202,7 +217,8 @@ impl Oracle {
         }
         let member = keys::member(job);
         let of = |map| -> Vec<(Version, u32, Score)> {
-            PoolFacts::units(map, &member).into_iter().filter(|u| u.2 > clock).collect()
+            let units = PoolFacts::units(map, &member).into_iter();
+            units.filter(|u| u.2 > clock && !self.cut.contains_key(&(job, u.0))).collect()
         };
         let (held, batch) = (of(&facts.holders), of(&facts.batch));
         if held.is_empty() && batch.is_empty() {
@@ -239,9 +255,26 @@ impl Oracle {
         }
         for one in found {
             self.judge_leased(w, None, &one.job, outcome, request, ledger)?;
-            let here = self.routing.upstream(&one.upstream);
+            let here = self.routing.upstream(&one.placed.upstream);
             if one.on_prem && here.is_none_or(|u| !u.on_prem) {
                 return broken(Promise::LimitHeld, format!("job {} was sent off the premises: {one:?}", one.job.id));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is said to have been given back is not held any more, and does not come back.
+    pub(super) fn judge_given_back(
+        &self,
+        w: Window,
+        asked: &GiveBack,
+        request: &Request,
+        outcome: &Outcome,
+    ) -> Result<(), Violation> {
+        let member = keys::member(asked.job);
+        for (name, facts) in self.pools.iter().filter(|(_, facts)| !facts.disturbed && !self.rewound) {
+            if PoolFacts::units(&facts.holders, &member).iter().any(|u| u.0 == asked.token.nonce) {
+                return lied(w, request, outcome, format!("pool {name} holds it"));
             }
         }
         Ok(())
@@ -257,10 +290,11 @@ impl Oracle {
     ) -> Result<(), Violation> {
         let job = beat.held.job;
         for (name, facts) in self.pools.iter().filter(|(_, facts)| !facts.disturbed) {
-            let Some((_, lease)) = self.holding(job, name) else { continue };
+            let Some((version, lease)) = self.holding(job, name) else { continue };
             let current = self.jobs.get(&job).and_then(|t| t.facts.token()) == beat.held.token;
             let member = keys::member(job);
-            let there = PoolFacts::units(&facts.holders, &member).iter().filter(|u| u.2 > w.clock).count();
+            let there =
+                PoolFacts::units(&facts.holders, &member).iter().filter(|u| u.0 == version && u.2 > w.clock).count();
             if current && Some(there) == lease.placed().map(|p| p.cost as usize) && !self.clock_back {
                 return lied(w, request, outcome, "its slots stand");
             }

@@ -136,6 +136,7 @@ impl Oracle {
             (Request::HoldUpstream(_), Response::UpstreamHeld { .. })
             | (Request::FreeUpstream { .. }, Response::UpstreamFreed)
             | (Request::Upstreams, Response::Upstreams(_)) => Ok(()),
+            (Request::GiveBack(asked), Response::GivenBack) => self.judge_given_back(w, asked, request, outcome),
             (Request::CreateGroup(asked), Response::GroupCreated(view)) => {
                 self.judge_group_created_reply(w, asked, view, request, outcome)
             }
@@ -174,6 +175,7 @@ impl Oracle {
                             | (Why::Retrying { .. }, Some(Status::Retrying))
                             | (Why::Held, Some(Status::Held))
                             | (Why::Paused { .. } | Why::Behind { .. } | Why::NoWorker, Some(Status::Queued))
+                            | (Why::NoSlot { .. } | Why::OnHold { .. }, Some(Status::Queued))
                             | (Why::Running { .. }, Some(Status::Running))
                     ) || matches!(why, Why::Ended { status } if m.status == Some(*status))
                 };

@@ -1,0 +1,52 @@
+//! What was held for a job that was cancelled comes back when its call is over.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::failure::Failure;
+use crate::job::check;
+use crate::job::lease::Granted;
+use crate::job::moves;
+use crate::limits;
+use crate::replica::task::{Cx, Draft, Next, Operation, Plan};
+use crate::request::{GiveBack, Response};
+use crate::store::{Answer, Clock, Read, Record, Snapshot, keys};
+
+/// Takes out what is held for a lease that does not stand any more.
+#[derive(Clone, Debug)]
+pub(crate) struct Leave(GiveBack);
+
+impl Leave {
+    pub fn new(asked: GiveBack) -> Result<Leave, Failure> {
+        check::name("upstream", &asked.placed.upstream)?;
+        check::within("cost", Some(asked.placed.cost.into()), 1, limits::COST_MAX.into())?;
+        if let Some(pool) = &asked.placed.pool {
+            check::name("pool", pool)?;
+        }
+        Ok(Leave(asked))
+    }
+}
+
+impl Operation for Leave {
+    fn start(&mut self, _: &mut Cx<'_>) -> Next {
+        Next::Read(Read { records: vec![keys::lease(self.0.job)], ..Read::default() })
+    }
+
+    fn read(&mut self, snapshot: Snapshot, _: &mut Cx<'_>) -> Next {
+        let GiveBack { job, token, class, placed } = &self.0;
+        let lease = snapshot.records.first().unwrap_or(&Record::Absent);
+        if Granted::read(lease).is_some_and(|granted| granted.token() == *token) {
+            return Next::fail(check::invalid("token", "the job is leased under it: end the attempt instead".into()));
+        }
+        // A lease that has gone does not come back, and the units carry its nonce: nothing of a later one is touched.
+        let writes = moves::give_back(*job, *class, Some(placed), token.nonce);
+        if writes.is_empty() {
+            return Next::ok(Response::GivenBack);
+        }
+        Next::Commit(Plan::new(vec![Draft::new(Vec::new(), writes)]))
+    }
+
+    fn answered(&mut self, _: Clock, _: Vec<Answer>, _: &mut Cx<'_>) -> Next {
+        Next::ok(Response::GivenBack)
+    }
+}
