@@ -4,7 +4,7 @@ use alloc::string::String;
 
 /// Each variant says whether the request was applied, and what the caller does next. The shell
 /// turns it into a status in one table; [`Failure::code`] is the stable name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Failure {
     /// The caller's fault, certainly not applied: mend `field` and send again.
     Invalid { field: &'static str, detail: String },

@@ -31,6 +31,7 @@ pub mod limits;
 mod name;
 pub mod opaque;
 pub mod pool;
+pub mod recording;
 pub mod replica;
 pub mod request;
 pub mod store;

@@ -12,13 +12,13 @@ use crate::opaque::{Content, Opaque};
 use crate::store::{Clock, LogEntry, Version};
 
 /// Names one request to one replica, given by the shell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct RequestId(pub u64);
 
 /// The answer to a request.
 pub type Outcome = Result<Response, Failure>;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Request {
     Submit(Box<Submit>),
     Get {
@@ -173,7 +173,7 @@ pub enum Request {
 }
 
 /// A job to be created. `None` means the default of API.md.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Submit {
     pub tenant: String,
     pub queue: String,
@@ -227,7 +227,7 @@ impl Submit {
 }
 
 /// A group to be created with its first children.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CreateGroup {
     /// Tenant, queue, class, key and traceparent are the group's; the rules are those of its children,
     /// unless a child has its own. The payload means nothing.
@@ -241,7 +241,7 @@ pub struct CreateGroup {
 }
 
 /// A pool's settings. `None`: as it is, or the default for a new one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SetPool {
     /// Who is shown the holders in the answer.
     pub tenant: String,
@@ -252,7 +252,7 @@ pub struct SetPool {
 }
 
 /// A slot that is wanted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Acquire {
     pub tenant: String,
     pub pool: String,
@@ -269,7 +269,7 @@ pub struct Acquire {
 
 /// Names a slot, and once it is granted also the grant: `name:nonce`, the nonce in 16 hexadecimal digits. With
 /// the nonce it is about that grant and none that comes after it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SlotId {
     pub slot: String,
     pub nonce: Option<Version>,
@@ -298,7 +298,7 @@ impl core::fmt::Display for SlotId {
 
 /// Jobs that a server wants to run itself. Each one comes with a slot of its upstream's pool, which it has for
 /// as long as its lease: a heartbeat extends both, and whatever ends the attempt gives the slot back.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Dispatch {
     /// What this server calls itself; shown as the worker.
     pub worker: String,
@@ -312,7 +312,7 @@ pub struct Dispatch {
 }
 
 /// An upstream asked to be left alone, as by a 429 with `Retry-After`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HoldUpstream {
     pub upstream: String,
     /// No replica dispatches anything to it for so long, and then one job at a time until a call has succeeded.
@@ -321,7 +321,7 @@ pub struct HoldUpstream {
 }
 
 /// What was held for a lease that its job does not have any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GiveBack {
     pub job: JobId,
     pub token: Token,
@@ -339,7 +339,7 @@ pub enum Start {
     At(Clock),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct List {
     pub tenant: String,
     pub queue: Option<String>,
@@ -349,7 +349,7 @@ pub struct List {
     pub cursor: Option<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Claim {
     pub tenant: String,
     pub worker: String,
@@ -362,14 +362,14 @@ pub struct Claim {
 
 /// A job and the token of the lease under which the caller holds it. The token is `None` when the
 /// text was not a token of this job: it is then certainly not the present one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Held {
     pub tenant: String,
     pub job: JobId,
     pub token: Option<Token>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Beat {
     pub held: Held,
     /// JSON text.
@@ -377,13 +377,13 @@ pub struct Beat {
     pub seq: Option<u64>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Complete {
     pub held: Held,
     pub result: Option<Content>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Fail {
     pub held: Held,
     pub error: ErrorInfo,
@@ -393,13 +393,13 @@ pub struct Fail {
 }
 
 /// A position in the audit log: the log entry, and how many of its events have been seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct EventCursor {
     pub seq: u64,
     pub seen: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Response {
     Created(Box<JobView>),
     /// The job that the key named already.
@@ -478,7 +478,7 @@ pub enum Response {
 }
 
 /// A job as its owner sees it. Clocks are the store's, in microseconds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct JobView {
     pub id: JobId,
     pub queue: String,
@@ -509,7 +509,7 @@ pub struct JobView {
 }
 
 /// A group as its owner sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct GroupView {
     pub id: GroupId,
     pub queue: String,
@@ -530,7 +530,7 @@ pub struct GroupView {
 }
 
 /// A pool as its users see it, of one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PoolView {
     pub name: String,
     pub total: u32,
@@ -545,7 +545,7 @@ pub struct PoolView {
     pub holders: Vec<HolderView>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct HolderView {
     pub of: SlotOf,
     pub holder: Option<String>,
@@ -555,7 +555,7 @@ pub struct HolderView {
 }
 
 /// What a slot is held for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum SlotOf {
     /// Whoever asked for it.
     Caller(SlotId),
@@ -564,7 +564,7 @@ pub enum SlotOf {
 }
 
 /// Where a group's children are: each in one, as the sizes of indexes at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct GroupCounts {
     pub held: u64,
     /// Released and not ended.
@@ -584,7 +584,7 @@ impl GroupCounts {
 }
 
 /// One child of a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct ChildView {
     pub index: u32,
     pub id: JobId,
@@ -601,7 +601,7 @@ pub struct ChildView {
     pub result: Option<Content>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum ChildState {
     Held,
     /// Released and not ended.
@@ -619,7 +619,7 @@ impl ChildState {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Progress {
     /// JSON text.
     pub value: Opaque,
@@ -627,7 +627,7 @@ pub struct Progress {
     pub at: Clock,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LeaseView {
     pub worker: String,
     pub granted_at: Clock,
@@ -635,7 +635,7 @@ pub struct LeaseView {
 }
 
 /// The first thing that keeps a job from running.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Why {
     /// Not due yet.
     Scheduled {
@@ -676,7 +676,7 @@ pub enum Why {
 }
 
 /// One leased job as the worker gets it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Leased {
     pub id: JobId,
     pub token: Token,
@@ -692,7 +692,7 @@ pub struct Leased {
 }
 
 /// One job that this server is to run now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Dispatched {
     pub tenant: String,
     pub job: Leased,
@@ -702,7 +702,7 @@ pub struct Dispatched {
     pub on_prem: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct UpstreamView {
     pub name: String,
     /// On hold until then by the store's clock; past: until a call succeeds.
@@ -713,7 +713,7 @@ pub struct UpstreamView {
     pub at: Clock,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct QueueView {
     pub name: String,
     pub paused: bool,
@@ -728,7 +728,7 @@ pub struct QueueView {
 }
 
 /// One audit event.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct EventView {
     /// The cursor that continues after this event: its id.
     pub id: EventCursor,
@@ -737,7 +737,7 @@ pub struct EventView {
 }
 
 /// What can be looked at as it stands in the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Inspect {
     Job(JobId),
     Queue {
@@ -755,7 +755,7 @@ pub enum Inspect {
 }
 
 /// Records and index entries as they stand in the store, of one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Inspected {
     pub at: Clock,
     pub records: Vec<RecordView>,
@@ -765,7 +765,7 @@ pub struct Inspected {
     pub counts: Vec<(String, u64)>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RecordView {
     pub key: String,
     pub version: u64,
@@ -778,7 +778,7 @@ pub struct RecordView {
 }
 
 /// A page of the audit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Audited {
     pub at: Clock,
     /// What was looked at on this page.
@@ -793,7 +793,7 @@ pub struct Audited {
 }
 
 /// Something that does not balance.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Finding {
     /// A job's id, a record's key or an index's name.
     pub subject: String,

@@ -28,6 +28,8 @@ pub struct Declared {
     told: Micros,
     /// Since when its replica has the store again, the answers that it had had by then, and the store's changes.
     back: Option<(Micros, u64, u64)>,
+    /// Somebody gave back whatever has its name, maybe before it was granted, or it is not known whether that was done.
+    maybe_over: bool,
 }
 
 /// From when the store is back to when what was granted without it must be written down: a try a second, and a
@@ -77,13 +79,14 @@ impl World {
                     ends: self.now + lease_us,
                     told: self.now,
                     back: None,
+                    maybe_over: false,
                 });
                 let here = |d: &&Declared| (d.replica, d.epoch, &d.pool) == (r, epoch, &asked.pool);
                 // A clock that is stepped over their ends takes all of them to be over.
                 let since = self.hosts[r].undisturbed_since;
                 let live = |d: &&Declared| d.until > begun && d.ends > self.now && d.told >= since;
                 let there = self.declared.iter().filter(here).filter(live);
-                let held: u32 = there.map(|d| d.cost).sum();
+                let held: u32 = there.filter(|d| !d.maybe_over).map(|d| d.cost).sum();
                 if held > bound {
                     let what =
                         format!("call {call}: replica {r} has granted {held} by itself, of {bound}: {outcome:?}");
@@ -109,6 +112,7 @@ impl World {
                 if let Some(found) = self.declared.iter_mut().find(of) {
                     found.until = found.until.max(*expires_at);
                     found.ends = self.now + found.lease_us;
+                    found.maybe_over = false;
                 }
             }
             (Request::RefreshSlot { pool, slot, .. }, Err(Failure::SlotLost)) => {
@@ -118,12 +122,15 @@ impl World {
                 Request::ReleaseSlot { tenant, pool, slot },
                 Ok(Response::SlotReleased) | Err(Failure::OutcomeUnknown { .. }),
             ) => {
+                let certain = outcome.is_ok() && slot.nonce.is_some();
                 // Any of its name, if it does not say which.
-                self.declared.retain(|d| {
-                    (&d.tenant, &d.pool, &d.id.slot) != (tenant, pool, &slot.slot)
+                self.declared.retain_mut(|d| {
+                    let another = (&d.tenant, &d.pool, &d.id.slot) != (tenant, pool, &slot.slot)
                         || d.replica != r
                             && !self.oracle.is_over(pool, &keys::slot_member(tenant, &slot.slot), d.id.nonce)
-                        || slot.nonce.is_some_and(|nonce| Some(nonce) != d.id.nonce)
+                        || slot.nonce.is_some_and(|nonce| Some(nonce) != d.id.nonce);
+                    d.maybe_over |= !another;
+                    another || !certain
                 });
             }
             _ => {}
@@ -151,7 +158,7 @@ impl World {
             let settled = since + within < now && answers + ANSWERS < host.answers;
             let there = !self.oracle.pool_was_absent(&d.pool, change);
             let held = d.until > clock && d.ends > now;
-            if settled && there && held && !self.oracle.was_held(&d.pool, &member, d.id.nonce) {
+            if settled && there && held && !d.maybe_over && !self.oracle.was_held(&d.pool, &member, d.id.nonce) {
                 late = Some(format!("replica {} has granted {d:?} and not written it down", d.replica));
             }
             held || !settled

@@ -31,6 +31,7 @@ pub mod soak;
 pub mod store;
 pub mod strikes;
 pub mod sweep;
+pub mod tape;
 pub mod timeline;
 pub mod trace;
 pub mod twin;

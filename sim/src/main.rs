@@ -1,6 +1,6 @@
 //! `sim`: runs seeds.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -13,6 +13,7 @@ use sim::shrink::{self, Budget};
 use sim::soak::{self, Record};
 use sim::strikes::Strike;
 use sim::sweep::{self, scripts};
+use sim::tape::{self, Show};
 use sim::trace::Trace;
 
 const HELP: &str = "\
@@ -33,6 +34,8 @@ USAGE
   sim soak --minutes N|--hours N --out DIR [--from SEED]
                                  seeds until the time is over, from where the last run on the folder ended;
                                  soak.md and soak.json tell what came of it
+  sim replay FILE [--trace] [--focus TEXT] [--until STEP] [--only STEP] [--against PROGRAM]
+                                 what a server recorded (`leasehold --record`): every output must come again
 
 OPTIONS
   --keep-going          with --seeds: list every failure
@@ -40,12 +43,15 @@ OPTIONS
   --trace               print every event
   --focus TEXT          with --trace: only what mentions it, as a job's id or \"call 12\", and faults
   --until EVENT         stop after so many events
-  --out DIR             write report.txt, run.plan, trace.txt and timeline.html (open it in a browser)
+  --out DIR             write report.txt, run.plan, trace.txt, timeline.html (open it in a browser), and a
+                        recording of each replica
   --mute TOPIC          silence a kind of draw, as store-reply, chaos, crash-step, misbehave
   --digests             with --seeds: print only a digest for each seed
   --jobs N              threads (default: all cores)
   --minutes N           with shrink: how long it may look (default 5); with exhaust: for each scope (60);
                         with soak: how long it runs (60)
+  --only STEP           with replay: that step, and the replica's state after it
+  --against PROGRAM     with replay: another build of sim, whose outputs are shown at the first step that differs
   --faults N  --jumps N with exhaust: other bounds than the scope's own
   --pairs N             with sweep: sampled pairs of faults for each scenario (default 200)
   --every N             with sweep: only every n-th place (default 1)
@@ -76,6 +82,8 @@ struct Args {
     sweep: bool,
     exhaust: bool,
     soak: bool,
+    replay: Option<PathBuf>,
+    show: Show,
     from: Option<u64>,
     scope: Option<String>,
     faults: Option<u8>,
@@ -127,6 +135,9 @@ fn parse() -> Result<Option<Args>, String> {
             Value(word) if word == "sweep" => args.sweep = true,
             Value(word) if word == "exhaust" => args.exhaust = true,
             Value(word) if word == "soak" => args.soak = true,
+            Value(word) if word == "replay" => args.replay = Some(parser.value().map_err(text)?.into()),
+            Long("only") => args.show.only = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("against") => args.show.against = Some(parser.value().map_err(text)?.into()),
             Long("from") => args.from = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("hours") => {
                 let hours: u64 = parser.value().map_err(text)?.parse().map_err(text)?;
@@ -180,6 +191,9 @@ fn go(args: &Args) -> u8 {
     if args.soak {
         return soak(args);
     }
+    if let Some(file) = &args.replay {
+        return replay(args, file);
+    }
     match (args.seeds, args.seed, &args.plan) {
         (Some((from, to)), None, None) => many(args, from, to),
         (None, Some(seed), None) => one(args, Plan::of(seed)),
@@ -200,7 +214,7 @@ fn one(args: &Args, mut plan: Plan) -> u8 {
     let from = Instant::now();
     let trace = Trace { print: args.trace, keep: true, focus: args.focus.clone(), kept: Vec::new() };
     let until = args.until.unwrap_or(u64::MAX);
-    let outcome = report::run_with(&plan, &Options { trace, until, record: false });
+    let outcome = report::run_with(&plan, &Options { trace, until, tape: args.out.is_some(), ..Options::default() });
     print!("{}", report::summary(&outcome, Some(from.elapsed())));
     if let Err(error) = artefacts(args, &outcome) {
         eprintln!("sim: {error}");
@@ -210,6 +224,19 @@ fn one(args: &Args, mut plan: Plan) -> u8 {
         return report::NOT_DETERMINISTIC;
     }
     outcome.status()
+}
+
+fn replay(args: &Args, file: &Path) -> u8 {
+    let focus = args.focus.clone().or(args.trace.then(String::new));
+    let show = Show { focus, until: args.until, ..args.show.clone() };
+    match tape::replay(file, &show, &mut |text| println!("{text}")) {
+        Ok(tape::End::Same) => report::HELD,
+        Ok(tape::End::Differs) => report::NOT_DETERMINISTIC,
+        Err(error) => {
+            eprintln!("sim: {error}");
+            report::USAGE
+        }
+    }
 }
 
 fn sweep(args: &Args) -> u8 {
@@ -300,7 +327,12 @@ fn threads(args: &Args) -> usize {
 fn artefacts(args: &Args, outcome: &Outcome) -> Result<(), String> {
     let Some(folder) = &args.out else { return Ok(()) };
     report::write(outcome, folder).map_err(|error| format!("--out {}: {error}", folder.display()))?;
-    println!("written to {}: report.txt, run.plan, trace.txt, timeline.html", folder.display());
+    for tape in &outcome.tapes {
+        let path = folder.join(tape.name());
+        std::fs::write(&path, &tape.bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let tapes = if outcome.tapes.is_empty() { "" } else { ", and a recording of each replica" };
+    println!("written to {}: report.txt, run.plan, trace.txt, timeline.html{tapes}", folder.display());
     Ok(())
 }
 

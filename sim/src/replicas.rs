@@ -9,6 +9,7 @@ use crate::choices::{Choices as _, Topic};
 use crate::oracle::Promise;
 use crate::setup::{MILLI, SECOND};
 use crate::strikes::Kind;
+use crate::tape::Tape;
 use crate::world::{Event, Micros, World};
 
 /// A machine on which one replica after the other lives.
@@ -37,6 +38,8 @@ pub struct Host {
     /// A drained process is stopped then, and started again after `stop_rest`.
     pub stop_at: Option<Micros>,
     pub stop_rest: Micros,
+    /// Its recording, if one is made.
+    pub tape: Option<Box<Tape>>,
     /// Since when it was neither paused nor had its clock stepped.
     pub undisturbed_since: Micros,
 }
@@ -78,6 +81,7 @@ impl World {
             started: self.now,
             drift_ppm: if drift_ppm > drift as i64 { drift as i64 - drift_ppm } else { drift_ppm },
             undisturbed_since: self.now,
+            tape: self.taping.then(|| Box::new(Tape::new(r, epoch, &self.setup.config, seed))),
             ..Host::default()
         };
         self.digest.text(&("boot", r, epoch));
@@ -115,7 +119,11 @@ impl World {
         let mut out = Outputs::new();
         self.digest.tag(r as u8);
         self.digest.num(now);
+        let taped = host.tape.is_some().then(|| input.clone());
         replica.step(now, input, &mut out);
+        if let (Some(tape), Some(input)) = (&mut host.tape, taped) {
+            tape.step(now, input, &out);
+        }
         self.counts.steps += 1;
         self.perform(r, epoch, out);
     }
@@ -183,6 +191,7 @@ impl World {
         }
         self.counts.crashes += 1;
         let host = &mut self.hosts[r];
+        self.tapes.extend(host.tape.take().map(|tape| *tape));
         host.replica = None;
         host.epoch += 1;
         host.paused = false;

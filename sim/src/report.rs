@@ -13,6 +13,7 @@ use crate::oracle::{Promise, Violation};
 use crate::picture;
 use crate::plan::Plan;
 use crate::setup::{SECOND, Setup};
+use crate::tape::Tape;
 use crate::timeline;
 use crate::trace::{self, Entry, Trace};
 use crate::twin::Twin;
@@ -39,6 +40,8 @@ pub struct Outcome {
     pub drawn: Vec<Drawn>,
     /// What happened, if it was to be kept.
     pub trace: Vec<Entry>,
+    /// Recordings of the replicas' lives, if they were to be made.
+    pub tapes: Vec<Tape>,
 }
 
 /// How a plan is run.
@@ -47,11 +50,13 @@ pub struct Options {
     pub trace: Trace,
     pub until: u64,
     pub record: bool,
+    /// Replicas are recorded.
+    pub tape: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { trace: Trace::default(), until: u64::MAX, record: false }
+        Options { trace: Trace::default(), until: u64::MAX, record: false, tape: false }
     }
 }
 
@@ -102,6 +107,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
     let mut world = World::new(setup.clone(), choices);
     world.trace = options.trace.clone();
     world.until = options.until;
+    world.taping = options.tape;
     if let Some(address) = &plan.store {
         match Twin::open(address, plan.seed) {
             Ok(twin) => world.store.twin = Some(Arc::new(Mutex::new(twin))),
@@ -129,6 +135,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
         panicked,
         stopped: world.stopped(),
         drawn: world.choices.recorded(),
+        tapes: world.tapes.drain(..).chain(world.hosts.iter_mut().filter_map(|h| h.tape.take()).map(|t| *t)).collect(),
         trace: std::mem::take(&mut world.trace.kept),
         counts: world.counts,
         marks: world.marks,

@@ -24,6 +24,7 @@ use crate::replicas::Host;
 use crate::setup::{MILLI, SECOND, Setup};
 use crate::store::StoreHost;
 use crate::strikes::Strikes;
+use crate::tape::Tape;
 use crate::trace::Trace;
 use crate::users::User;
 use crate::workers::Worker;
@@ -182,6 +183,9 @@ pub struct World {
     seq: u64,
     pub phase: Phase,
     pub hosts: Vec<Host>,
+    /// Whether replicas are recorded, and the recordings of lives that are over.
+    pub taping: bool,
+    pub tapes: Vec<Tape>,
     pub store: StoreHost,
     pub links: Links,
     pub ledger: Ledger,
@@ -217,6 +221,8 @@ impl World {
             now: 0,
             phase: if setup.random { Phase::Chaos } else { Phase::Script },
             hosts: Vec::new(),
+            taping: false,
+            tapes: Vec::new(),
             store,
             links: Links::new(setup.replicas),
             ledger: Ledger::default(),

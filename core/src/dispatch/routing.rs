@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 /// Which queues this cluster runs by itself, and where. Servers that share a store are given the same.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Routing {
     pub upstreams: Vec<Upstream>,
     pub routes: Vec<Route>,
@@ -13,7 +13,7 @@ pub struct Routing {
 }
 
 /// A server that executes jobs when it is called.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Upstream {
     pub name: String,
     /// Whose slots its calls take; `None`: as many calls as there are jobs.
@@ -23,7 +23,7 @@ pub struct Upstream {
 }
 
 /// One queue of some tenants, and the upstreams that may run its jobs, by name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Route {
     pub queue: String,
     pub tenants: Vec<String>,

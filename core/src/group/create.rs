@@ -358,7 +358,7 @@ impl Extend {
                 let same = submit::said(job.policy.clone()) == submit::said(submit::policy(asked, &group.policy))
                     && job.payload_len == asked.payload.data.len() as u64
                     && (job.deleted || job.metadata.as_deref() == asked.metadata.as_ref().map(|m| &*m.bytes))
-                    && content.is_none_or(|c| c.form == asked.payload.form && c.data.hash == asked.payload.data.hash);
+                    && content.is_none_or(|c| c.form == asked.payload.form && c.data.bytes == asked.payload.data.bytes);
                 if !same {
                     return Next::fail(Failure::ChildDiffers { index });
                 }

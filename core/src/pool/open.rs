@@ -33,7 +33,7 @@ use crate::store::{Answer, Clock, Guard, Read, Record, Snapshot, Version, keys};
 const PAGE: usize = 100;
 
 /// How many a replica admits to a pool by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FailOpen {
     /// Units at a time.
     pub local: u32,

@@ -30,11 +30,11 @@ use crate::store::{Commit, CommitReply, Read, Snapshot, StoreError};
 pub type Now = u64;
 
 /// Names one call to the store; its reply carries the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct StoreId(pub u64);
 
 /// What a shell tells the replica.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Input {
     Request {
         id: RequestId,
@@ -56,20 +56,20 @@ pub enum Input {
     Timer,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum StoreAnswer {
     Read(Snapshot),
     Commit(CommitReply),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum StoreOp {
     Read(Read),
     Commit(Commit),
 }
 
 /// What the replica wants done. **The order of the outputs of one step means nothing.**
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Output {
     Store {
         id: StoreId,
@@ -87,7 +87,7 @@ pub enum Output {
 pub type Outputs = Vec<Output>;
 
 /// A rare branch: logged, counted, and to be reached by the simulator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum Mark {
     BreakerOpened,
     BreakerClosed,
@@ -126,7 +126,7 @@ pub enum Mark {
 }
 
 /// What differs between deployments.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Config {
     /// Requests in work at once.
     pub mailbox: usize,

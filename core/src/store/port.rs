@@ -46,7 +46,7 @@ impl core::fmt::Debug for Version {
 
 /// A question about one consistent moment of the store. Answered by a [`Snapshot`] whose vectors
 /// run parallel to these.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Read {
     pub records: Vec<Name>,
     pub slices: Vec<Slice>,
@@ -73,14 +73,14 @@ impl Default for Read {
 }
 
 /// Which members a count looks at: all, or those whose score lies past the clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub enum Span {
     All,
     Live,
 }
 
 /// A run of an index's members in order of (score, member).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Slice {
     pub index: Name,
     /// Exclusive lower end.
@@ -92,7 +92,7 @@ pub struct Slice {
 }
 
 /// Inclusive upper end of a [`Slice`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum UpTo {
     End,
     Score(Score),
@@ -101,7 +101,7 @@ pub enum UpTo {
 }
 
 /// Entries of a log with a sequence number above `after`, at most `limit`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LogRead {
     pub log: Name,
     pub after: u64,
@@ -110,14 +110,14 @@ pub struct LogRead {
 
 /// Record keys in an order of the store's own; a record that is there throughout a whole walk
 /// (from cursor `None` until the answer's cursor is `None`) is seen at least once.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Scan {
     pub cursor: Option<Bytes>,
     pub limit: usize,
 }
 
 /// The answer to a [`Read`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Snapshot {
     pub clock: Clock,
     pub records: Vec<Record>,
@@ -131,7 +131,7 @@ pub struct Snapshot {
 }
 
 /// A record as read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Record {
     Absent,
     Present {
@@ -177,7 +177,7 @@ impl Record {
 }
 
 /// One member of a slice.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Entry {
     pub member: Name,
     pub score: Score,
@@ -186,14 +186,14 @@ pub struct Entry {
 }
 
 /// Where a member stands in an index; rank 0 is the first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Place {
     pub score: Score,
     pub rank: u64,
 }
 
 /// What one commit appended to a log: the applied transactions of a commit share one entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LogEntry {
     /// Position in the log, from 1, strictly increasing, not necessarily dense.
     pub seq: u64,
@@ -202,7 +202,7 @@ pub struct LogEntry {
 }
 
 /// One append: the bytes given, and what the transaction's take took, if it had one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LogItem {
     pub bytes: Bytes,
     pub taken: Vec<TakenMember>,
@@ -217,7 +217,7 @@ pub struct TakenMember {
     pub score: Score,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ScanPage {
     pub keys: Vec<Name>,
     /// Where to go on; `None`: the walk is complete.
@@ -225,7 +225,7 @@ pub struct ScanPage {
 }
 
 /// Guarded transactions, applied in order. Answered by a [`CommitReply`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Commit {
     /// Shared, so that sending the same transactions again copies nothing.
     pub txns: Vec<Arc<Txn>>,
@@ -233,7 +233,7 @@ pub struct Commit {
     pub grows: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CommitReply {
     pub clock: Clock,
     /// Parallel to the commit's transactions.
@@ -241,7 +241,7 @@ pub struct CommitReply {
 }
 
 /// All or nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Txn {
     /// Refused as [`Answer::TooLate`] when the clock is past this.
     pub valid_until: Clock,
@@ -250,7 +250,7 @@ pub struct Txn {
     pub writes: Vec<Write>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Answer {
     Applied {
         /// Empty without a take.
@@ -264,7 +264,7 @@ pub enum Answer {
 }
 
 /// What must hold for a transaction to be applied.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Guard {
     /// No unexpired record under this key.
     Absent(Name),
@@ -277,7 +277,7 @@ pub enum Guard {
 }
 
 /// How a member must stand in an index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Standing {
     /// Not in it.
     Out,
@@ -289,7 +289,7 @@ pub enum Standing {
     Due,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Write {
     Put {
         key: Name,
@@ -320,14 +320,14 @@ pub enum Write {
     Notify(Name),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Value {
     Bytes(Bytes),
     /// The members that this transaction's take took, encoded by [`encode_taken`].
     Taken,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum ScoreAt {
     Number(Score),
     /// The clock plus so many microseconds.
@@ -336,7 +336,7 @@ pub enum ScoreAt {
     Of(Name),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Expiry {
     Never,
     At(Clock),
@@ -346,7 +346,7 @@ pub enum Expiry {
 
 /// Picks the first `n` members of the sources, in the order of the sources. Each leaves its source
 /// and the source's `each` is done for it. A take that finds nothing refuses its transaction.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Take {
     pub n: usize,
     pub from: Vec<Source>,
@@ -356,7 +356,7 @@ pub struct Take {
     pub max_bytes: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Source {
     pub index: Name,
     /// Only members whose score is at or before the clock.
@@ -365,7 +365,7 @@ pub struct Source {
 }
 
 /// A write for every member taken from one source.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub enum Each {
     /// `Of` the source's own index is the score with which the member was taken.
     Add {
@@ -388,7 +388,7 @@ pub enum Each {
 }
 
 /// A member taken, with the records asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Taken {
     pub source: u32,
     pub member: Name,
@@ -398,7 +398,7 @@ pub struct Taken {
 }
 
 /// Why a store did not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum StoreError {
     /// Certainly not applied; may work later.
     Unavailable,

@@ -1,0 +1,189 @@
+//! A recording: what a replica was told, and a digest of what it answered. Fed to a replica anew it gives the same
+//! outputs, or tells the first step at which they differ.
+//!
+//! ```text
+//! file  = MAGIC frame(Header) frame(Step)*        a torn end is the end
+//! frame = length u32 LE, postcard, xxh3_64 of it as u32 LE
+//! ```
+//!
+//! **No contents are in it**: payloads, results, metadata and progress are replaced by their hash and length, texts
+//! of errors by as many letters. Names are in it: of tenants, queues, workers, idempotency keys and pools.
+//!
+//! Reading order: [`Recorder`] (at the server), [`Player`] (at the simulator), `redact`, `digest`.
+
+mod digest;
+mod redact;
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::replica::{Config, Input, Now, Output, Replica, StoreId};
+use digest::Side;
+use redact::Shape;
+
+/// What every recording begins with.
+pub const MAGIC: &[u8; 16] = b"leasehold record";
+/// Of the encoding. A recording is replayed by the release that made it.
+pub const FORMAT: u32 = 1;
+
+/// What a replica was started with.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Header {
+    pub format: u32,
+    /// The server's version.
+    pub release: String,
+    pub config: Config,
+    pub seed: [u8; 32],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct Step {
+    now: Now,
+    input: Input,
+    /// Of each output.
+    digests: Vec<u64>,
+}
+
+/// Turns a replica's steps into a recording.
+#[derive(Clone, Debug, Default)]
+pub struct Recorder {
+    /// Where contents will be in the answers to calls that are under way.
+    asked: BTreeMap<StoreId, Shape>,
+}
+
+impl Recorder {
+    /// The beginning of a recording.
+    pub fn begin(release: &str, config: &Config, seed: [u8; 32]) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        frame(&mut out, &Header { format: FORMAT, release: release.into(), config: config.clone(), seed });
+        out
+    }
+
+    /// Adds a step: what was told, and what came out.
+    pub fn step(&mut self, now: Now, mut input: Input, outputs: &[Output], out: &mut Vec<u8>) {
+        if let Input::StoreReply { id, reply } = &mut input {
+            redact::reply(self.asked.remove(id), reply);
+        }
+        if let Input::Request { request, .. } = &mut input {
+            redact::request(request);
+        }
+        for output in outputs {
+            if let Output::Store { id, op } = output {
+                let shape = redact::shape(op);
+                // Kept while its answer is awaited; one that never comes is dropped with the oldest.
+                self.asked.insert(*id, shape);
+                while self.asked.len() > ASKED {
+                    self.asked.pop_first();
+                }
+            }
+        }
+        let digests = outputs.iter().map(|output| digest::of(output, Side::Server)).collect();
+        frame(out, &Step { now, input, digests });
+    }
+}
+
+/// Calls to the store that are remembered: more than a replica ever has under way.
+const ASKED: usize = 10_000;
+
+fn frame<T: serde::Serialize>(out: &mut Vec<u8>, value: &T) {
+    // Writing plain data to a growing vector cannot fail.
+    let bytes = postcard::to_allocvec(value).unwrap_or_default();
+    out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    out.extend_from_slice(&bytes);
+    out.extend_from_slice(&(xxhash_rust::xxh3::xxh3_64(&bytes) as u32).to_le_bytes());
+}
+
+/// Takes the next frame off; `None` at the end, and where the file was torn or damaged.
+fn unframe<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (len, after) = rest.split_first_chunk::<4>()?;
+    let (bytes, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    let (check, after) = after.split_first_chunk::<4>()?;
+    if xxhash_rust::xxh3::xxh3_64(bytes) as u32 != u32::from_le_bytes(*check) {
+        return None;
+    }
+    *rest = after;
+    Some(bytes)
+}
+
+/// Why a file is no recording that can be replayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    NotARecording,
+    /// Of another encoding, made by that release if it says so.
+    OtherFormat(Option<String>),
+}
+
+/// One step played.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// From 0.
+    pub number: u64,
+    pub now: Now,
+    pub input: Input,
+    pub outputs: Vec<Output>,
+    /// Whether each output is what was recorded, and as many came.
+    pub same: Result<(), Difference>,
+}
+
+/// The first output of a step that is not what was recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// From 0.
+    pub output: usize,
+    /// How many outputs were recorded.
+    pub recorded: usize,
+}
+
+/// Feeds a recording to a replica.
+#[derive(Debug)]
+pub struct Player<'a> {
+    pub header: Header,
+    pub replica: Replica,
+    rest: &'a [u8],
+    next: u64,
+}
+
+impl<'a> Player<'a> {
+    pub fn new(recording: &'a [u8]) -> Result<Player<'a>, Unreadable> {
+        let mut rest = recording.strip_prefix(MAGIC).ok_or(Unreadable::NotARecording)?;
+        let bytes = unframe(&mut rest).ok_or(Unreadable::NotARecording)?;
+        let header: Header = match postcard::from_bytes(bytes) {
+            Ok(header) => header,
+            Err(_) => {
+                let start = postcard::take_from_bytes::<(u32, String)>(bytes);
+                return Err(Unreadable::OtherFormat(start.ok().map(|((_, release), _)| release)));
+            }
+        };
+        if header.format != FORMAT {
+            return Err(Unreadable::OtherFormat(Some(header.release)));
+        }
+        let replica = Replica::new(header.config.clone(), header.seed);
+        Ok(Player { header, replica, rest, next: 0 })
+    }
+
+    /// Bytes that are left: more than none when all steps have been played if the end is torn.
+    pub fn left(&self) -> usize {
+        self.rest.len()
+    }
+}
+
+impl Iterator for Player<'_> {
+    type Item = Played;
+
+    fn next(&mut self) -> Option<Played> {
+        let mut rest = self.rest;
+        let step: Step = postcard::from_bytes(unframe(&mut rest)?).ok()?;
+        self.rest = rest;
+        let mut outputs = Vec::new();
+        self.replica.step(step.now, step.input.clone(), &mut outputs);
+        let mut got = outputs.iter().map(|output| digest::of(output, Side::Replay));
+        let recorded = step.digests.len();
+        let differs = step.digests.iter().position(|digest| got.next() != Some(*digest));
+        let more = got.next().map(|_| recorded);
+        let same = differs.or(more).map_or(Ok(()), |output| Err(Difference { output, recorded }));
+        let number = self.next;
+        self.next += 1;
+        Some(Played { number, now: step.now, input: step.input, outputs, same })
+    }
+}

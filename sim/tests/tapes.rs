@@ -1,0 +1,117 @@
+//! Recordings. Goal: what is recorded of a replica, which has none of the contents, makes a replica do the same again,
+//! and anything else is pointed out at the step where it happens. Method: whole simulated worlds with all their
+//! faults, every life of every replica recorded; recordings cut, damaged and changed.
+
+use std::process::Command;
+
+use leasehold_core::recording::{Player, Unreadable};
+use sim::plan::Plan;
+use sim::report::{self, Options};
+use sim::tape::Tape;
+
+fn tapes(seed: u64) -> Vec<Tape> {
+    report::run_with(&Plan::of(seed), &Options { tape: true, ..Options::default() }).tapes
+}
+
+#[test]
+fn every_life_of_every_replica_is_replayed_output_by_output() {
+    let (mut lives, mut steps) = (0, 0);
+    for seed in 0..60 {
+        for tape in tapes(seed) {
+            lives += 1;
+            let mut player = Player::new(&tape.bytes).expect("it was just recorded");
+            for played in player.by_ref() {
+                steps += 1;
+                assert_eq!(played.same, Ok(()), "seed {seed}, {}: {played:?}", tape.name());
+            }
+            assert_eq!(player.left(), 0, "seed {seed}, {}", tape.name());
+        }
+    }
+    println!("{lives} lives, {steps} steps");
+    assert!(lives > 200 && steps > 50_000, "{lives} lives, {steps} steps");
+}
+
+#[test]
+fn taping_changes_nothing_that_happens() {
+    for seed in [1, 5, 9] {
+        let plain = report::run(&Plan::of(seed)).digest;
+        let taped = report::run_with(&Plan::of(seed), &Options { tape: true, ..Options::default() }).digest;
+        assert_eq!(plain, taped, "seed {seed}");
+    }
+}
+
+/// Contents that the simulator's clients send; none of them is found in a recording, nor texts of errors.
+#[test]
+fn no_contents_are_in_a_recording() {
+    let found = |haystack: &[u8], needle: &[u8]| haystack.windows(needle.len()).any(|w| w == needle);
+    for tape in (0..12).flat_map(tapes) {
+        for needle in [&b"{\"poison\""[..], b"r-0000", b"e-0000", b"\"done\":", b"xxxxxxxxxxxxxxxxr-"] {
+            assert!(!found(&tape.bytes, needle), "{} has {}", tape.name(), String::from_utf8_lossy(needle));
+        }
+    }
+}
+
+#[test]
+fn a_torn_end_is_the_end_and_damage_is_told() {
+    let tape = tapes(3).remove(0);
+    let steps = Player::new(&tape.bytes).expect("whole").count();
+    let torn = &tape.bytes[..tape.bytes.len() - 3];
+    let mut player = Player::new(torn).expect("the beginning is there");
+    assert_eq!(player.by_ref().count(), steps - 1);
+    assert!(player.left() > 0);
+    assert_eq!(Player::new(b"something else").err(), Some(Unreadable::NotARecording));
+    let mut flipped = tape.bytes.clone();
+    let at = flipped.len() / 2;
+    flipped[at] ^= 4;
+    let mut player = Player::new(&flipped).expect("the beginning is there");
+    assert!(player.by_ref().all(|played| played.same.is_ok()) && player.left() > 0);
+}
+
+fn sim(args: &[&str]) -> (i32, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_sim")).args(args).output().expect("the binary runs");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// A recording of a replica with another seed: as if the core had been changed.
+#[test]
+fn the_first_step_that_differs_is_shown() {
+    let folder = std::env::temp_dir().join(format!("sim-tapes-{}", std::process::id()));
+    let out = folder.to_str().expect("a path");
+    let (status, text) = sim(&["--seed", "3", "--out", out]);
+    assert_eq!(status, 0, "{text}");
+    let file = folder.join("replica-0.0.record");
+    let name = file.to_str().expect("a path");
+    let (status, text) = sim(&["replay", name]);
+    assert!(status == 0 && text.contains("all as recorded"), "{status}: {text}");
+    let (status, text) = sim(&["replay", name, "--only", "7"]);
+    assert!(
+        status == 0 && text.starts_with("#7 at ") && text.contains("state after it: Replica {"),
+        "{status}: {text}"
+    );
+    let (_, text) = sim(&["replay", name, "--focus", "Submit", "--until", "2000"]);
+    assert!(text.contains("request: Submit("), "{text}");
+
+    let tape = std::fs::read(&file).expect("written");
+    let player = Player::new(&tape).expect("whole");
+    let mut seed = player.header.seed;
+    let at = tape.windows(32).position(|w| w == seed).expect("the seed is in it");
+    seed[0] ^= 1;
+    // The header's check is made anew, the rest is as it was.
+    let len = u32::from_le_bytes(tape[16..20].try_into().expect("four bytes")) as usize;
+    let mut changed = tape.clone();
+    changed[at..at + 32].copy_from_slice(&seed);
+    let check = xxhash_rust::xxh3::xxh3_64(&changed[20..20 + len]) as u32;
+    changed[20 + len..24 + len].copy_from_slice(&check.to_le_bytes());
+    std::fs::write(&file, &changed).expect("written");
+    let (status, text) = sim(&["replay", name, "--against", env!("CARGO_BIN_EXE_sim")]);
+    assert!(
+        status == 13 && text.contains("DIFFERS at step ") && text.contains("does this instead:"),
+        "{status}: {text}"
+    );
+
+    std::fs::write(&file, b"no").expect("written");
+    let (status, text) = sim(&["replay", name]);
+    assert!(status == 1 && text.contains("is not a recording of a server"), "{status}: {text}");
+    std::fs::remove_dir_all(&folder).expect("it was ours");
+}
