@@ -8,6 +8,7 @@ use clap::Args;
 use leasehold_core::Config as Core;
 
 use crate::limits::Limits;
+use crate::record;
 use crate::store::Address;
 use crate::upstream::settings::Gateway;
 
@@ -55,6 +56,12 @@ pub struct Flags {
     /// On a Redis: refuse a server whose eviction policy is not noeviction, rather than only say so
     #[arg(long)]
     require_noeviction: bool,
+    /// Record what the server's core is told, without contents, into a file in this folder: `sim replay` replays it
+    #[arg(long, value_name = "FOLDER")]
+    record: Option<String>,
+    /// Where a recording ends [default: 1GiB]
+    #[arg(long, value_name = "BYTES")]
+    record_limit: Option<String>,
 }
 
 /// The effective configuration.
@@ -70,6 +77,10 @@ pub struct Config {
     /// What one connection, and all together, may ask of the server.
     pub limits: Limits,
     pub redis: leasehold_redis::Options,
+    /// Where recordings are made.
+    pub record: Option<PathBuf>,
+    /// Bytes of one recording.
+    pub record_limit: u64,
     /// Pools, upstreams and routes: in the file only.
     pub gateway: Gateway,
 }
@@ -87,6 +98,8 @@ impl Default for Config {
             lease: Duration::from_millis(core.lease_ms),
             limits: Limits::default(),
             redis: leasehold_redis::Options::default(),
+            record: None,
+            record_limit: 1 << 30,
             gateway: Gateway::default(),
         }
     }
@@ -112,6 +125,8 @@ pub const KEYS: &[&str] = &[
     "write_timeout",
     "redis_namespace",
     "require_noeviction",
+    "record",
+    "record_limit",
 ];
 
 /// Variables that begin like ours and mean something else: the clients', and what a worker's
@@ -169,8 +184,10 @@ impl Config {
     /// `env`: where the file may say that a secret is.
     fn file(&mut self, path: &Path, env: &[(String, String)]) -> Result<(), BadConfig> {
         let bad = |why: String| BadConfig(format!("{}: {why}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| bad(e.to_string()))?;
+        let bytes = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
+        let text = std::str::from_utf8(&bytes)
+            .map_err(|e| bad(format!("{}: this is not UTF-8", place(&bytes, e.valid_up_to()))))?;
+        let table: toml::Table = text.parse().map_err(|e| bad(not_toml(&bytes, &e)))?;
         for (key, value) in &table {
             if Gateway::has(key) {
                 self.gateway.set(key, value, env).map_err(bad)?;
@@ -201,6 +218,8 @@ impl Config {
             ("retention", &flags.retention),
             ("lease", &flags.lease),
             ("redis_namespace", &flags.redis_namespace),
+            ("record", &flags.record),
+            ("record_limit", &flags.record_limit),
         ];
         for (key, value) in given {
             if let Some(value) = value {
@@ -235,6 +254,8 @@ impl Config {
                 self.insecure_listen =
                     value.parse().map_err(|_| format!("`insecure_listen` must be true or false, not `{value}`"))?;
             }
+            "record" => self.record = Some(value).filter(|folder| !folder.is_empty()).map(PathBuf::from),
+            "record_limit" => self.record_limit = bytes(key, value)?,
             "log" => {
                 self.log = value
                     .parse()
@@ -275,6 +296,12 @@ impl Config {
         self.limits.check().map_err(BadConfig)
     }
 
+    /// Whether and where what the replica is told is recorded.
+    pub fn record(&self) -> Option<record::Settings> {
+        let folder = self.record.clone()?;
+        Some(record::Settings { folder, limit: self.record_limit })
+    }
+
     /// The core's part.
     pub fn core(&self) -> Core {
         let mut core = Core {
@@ -302,6 +329,7 @@ impl Config {
             ("retention", format!("{}ms", millis(self.retention))),
             ("lease", format!("{}ms", millis(self.lease))),
             ("redis_namespace", self.redis.namespace.clone()),
+            ("record", self.record.as_deref().map(|folder| folder.display().to_string()).unwrap_or_default()),
         ] {
             table.insert(key.into(), value.into());
         }
@@ -312,6 +340,7 @@ impl Config {
             ("max_body_memory", limits.max_body_memory),
             ("max_head", limits.max_head),
             ("max_uri", limits.max_uri),
+            ("record_limit", self.record_limit),
         ] {
             table.insert(key.into(), i64::try_from(value).unwrap_or(i64::MAX).into());
         }
@@ -327,6 +356,22 @@ impl Config {
         table.insert("require_noeviction".into(), self.redis.require_noeviction.into());
         self.gateway.to_toml(&mut table);
         table.to_string()
+    }
+}
+
+/// A place in a file as people count: lines and characters from 1 on.
+fn place(file: &[u8], at: usize) -> String {
+    let before = String::from_utf8_lossy(file.get(..at).unwrap_or(file));
+    let last = before.rsplit('\n').next().unwrap_or_default();
+    format!("line {}, column {}", before.matches('\n').count() + 1, last.chars().count() + 1)
+}
+
+/// On one line, and without what stands in the file there: that may be a secret.
+fn not_toml(file: &[u8], error: &toml::de::Error) -> String {
+    let message = error.message().replace('\n', "; ");
+    match error.span() {
+        Some(span) => format!("{}: this is not TOML: {message}", place(file, span.start)),
+        None => format!("this is not TOML: {message}"),
     }
 }
 
@@ -429,11 +474,17 @@ mod tests {
             ("max_uri = \"1MiB\"", "max_uri"),
             ("head_timeout = \"0s\"", "head_timeout"),
             ("body_timeout = \"2d\"", "body_timeout"),
-            ("x", "toml"),
+            ("x", "line 1, column 2: this is not TOML"),
+            ("grace = \"5s\"\nx = \"\u{e9}\u{e9}", "line 2, column 8: this is not TOML: invalid basic string"),
+            ("\u{e9} = 1", "line 1, column 1: this is not TOML"),
+            ("a = 1\r\nb = \u{1}", "line 2, column 5: this is not TOML"),
         ] {
             let why = with_file(file, &[], Flags::default()).unwrap_err();
             assert!(why.contains(word), "{file}: {why}");
         }
+        // A message may go to a log: what stands in the file is not quoted.
+        let why = with_file("store = \"redis://:hunter2@a", &[], Flags::default()).unwrap_err();
+        assert!(why.contains("line 1") && !why.contains("hunter2") && !why.contains('\n'), "{why}");
         let why = with_file("", &[("LEASEHOLD_COLOUR", "x")], Flags::default()).unwrap_err();
         assert!(why.contains("LEASEHOLD_COLOUR"), "{why}");
     }

@@ -18,6 +18,7 @@ use leasehold_core::{
 use tokio::sync::oneshot;
 
 use crate::metrics::{Calls, StoreWatch};
+use crate::record::{self, Tape};
 use crate::store::{Event, StoreHandle};
 
 /// What a handler is told when the driver is gone: the request may have been applied.
@@ -123,18 +124,20 @@ pub struct Running {
 pub fn start<S: StoreHandle, E>(
     config: Config,
     seed: [u8; 32],
+    record: Option<&record::Settings>,
     open: impl FnOnce(Deliver) -> Result<S, E>,
 ) -> Result<Running, E>
 where
     E: From<std::io::Error>,
 {
     let shared = Arc::new(Shared::default());
+    let tape = record.map(|settings| Tape::start(settings, &config, seed)).transpose()?;
     let store = open(Deliver(shared.clone()))?;
     let watch = Arc::new(StoreWatch::new(store.folder()));
     let driver = Driver { shared: shared.clone(), watch: watch.clone() };
     let thread = std::thread::Builder::new().name("leasehold-replica".into()).spawn(move || {
         let _close = CloseInbox(shared.clone());
-        Loop::new(config, seed, store, shared, watch).run();
+        Loop::new(config, seed, store, shared, watch, tape).run();
     })?;
     Ok(Running { driver, thread })
 }
@@ -239,11 +242,19 @@ struct Loop<S> {
     watch: Arc<StoreWatch>,
     /// Calls to the store that it would not take.
     refused: Vec<StoreId>,
+    tape: Option<Tape>,
     stop: bool,
 }
 
 impl<S: StoreHandle> Loop<S> {
-    fn new(config: Config, seed: [u8; 32], store: S, shared: Arc<Shared>, watch: Arc<StoreWatch>) -> Self {
+    fn new(
+        config: Config,
+        seed: [u8; 32],
+        store: S,
+        shared: Arc<Shared>,
+        watch: Arc<StoreWatch>,
+        tape: Option<Tape>,
+    ) -> Self {
         Loop {
             replica: Replica::new(config, seed),
             store,
@@ -255,6 +266,7 @@ impl<S: StoreHandle> Loop<S> {
             calls: Calls::default(),
             watch,
             refused: Vec::new(),
+            tape,
             stop: false,
         }
     }
@@ -269,6 +281,9 @@ impl<S: StoreHandle> Loop<S> {
         // The first step lets the replica set its timer.
         self.step(Input::Timer);
         while !self.stop {
+            if let Some(tape) = &mut self.tape {
+                tape.flush();
+            }
             self.take(&mut messages, &mut events, fired);
             // Requests before the store's replies: a commit that a reply sets free then goes out
             // with everything that has come meanwhile.
@@ -363,7 +378,13 @@ impl<S: StoreHandle> Loop<S> {
 
     fn step(&mut self, input: Input) {
         let now = self.now();
+        if let Some(tape) = &mut self.tape {
+            tape.begin(now, &input);
+        }
         self.replica.step(now, input, &mut self.out);
+        if let Some(tape) = &mut self.tape {
+            tape.end(&self.out);
+        }
         for output in self.out.drain(..) {
             match output {
                 Output::Store { id, op } => {

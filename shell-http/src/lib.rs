@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod openapi;
 pub mod problem;
 pub mod proxy;
+pub mod record;
 pub mod request_id;
 pub mod routes;
 pub mod serve;

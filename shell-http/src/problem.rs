@@ -25,6 +25,8 @@ pub enum Problem {
         detail: String,
     },
     Empty,
+    /// The body is the payload, and should be JSON.
+    NoPayload,
     UnknownPath,
     WrongMethod {
         allow: String,
@@ -142,9 +144,13 @@ pub fn of_failure(failure: &Failure) -> Row {
         Failure::KeyReused => row(
             S::UNPROCESSABLE_ENTITY,
             "The idempotency key was used for something else",
-            "The key names a job that was submitted with another body: use another key.",
+            "The key names a job or a group that was submitted with another body: use another key.",
         ),
-        Failure::NoResult => row(S::NOT_FOUND, "No result", "The job has no result: it has not succeeded."),
+        Failure::NoResult => row(
+            S::NOT_FOUND,
+            "No result",
+            "There is no result: the job has not succeeded, or the retention of its result has ended.",
+        ),
         Failure::NoPayload => {
             row(S::NOT_FOUND, "No payload", "The payload is gone: its retention has ended, or it was lost.")
         }
@@ -281,6 +287,12 @@ impl Problem {
             }
             Problem::NotJson { .. } => row(S::BAD_REQUEST, "Not JSON", "Send one JSON value as the body."),
             Problem::Empty => row(S::BAD_REQUEST, "The body is empty", "This call needs a JSON object as its body."),
+            Problem::NoPayload => row(
+                S::BAD_REQUEST,
+                "The body is empty",
+                "The body is the payload, and with the content type application/json it has to be JSON: send `null` if \
+                 there is nothing to say.",
+            ),
             Problem::UnknownPath => row(S::NOT_FOUND, "No such path", "See /openapi.json for what there is."),
             Problem::WrongMethod { .. } => {
                 row(S::METHOD_NOT_ALLOWED, "Wrong method", "Use one of the methods in the Allow header.")
@@ -342,7 +354,7 @@ impl Problem {
             Problem::Failure(failure) => failure.code(),
             Problem::Field { .. } => "invalid_field",
             Problem::NotJson { .. } => "not_json",
-            Problem::Empty => "empty_body",
+            Problem::Empty | Problem::NoPayload => "empty_body",
             Problem::UnknownPath => "unknown_path",
             Problem::WrongMethod { .. } => "wrong_method",
             Problem::TooLarge { .. } => "too_large",

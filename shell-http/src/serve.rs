@@ -26,8 +26,9 @@ pub fn serve(config: &Config) -> io::Result<()> {
     let listener = runtime.block_on(async { listener::bind(config.listen) })?;
     let address = listener.local_addr()?;
     let max_connections = listener::room_for(config.limits.max_connections);
-    let running =
-        driver::start(config.core(), driver::seed()?, |deliver| AnyStore::open(&config.store, &config.redis, deliver))?;
+    let running = driver::start(config.core(), driver::seed()?, config.record().as_ref(), |deliver| {
+        AnyStore::open(&config.store, &config.redis, deliver)
+    })?;
     let gateway = Gateway::new(&config.gateway, running.driver()).map_err(io::Error::other)?;
     let app = Arc::new(App::new(running.driver(), config.limits.clone(), !config.insecure_listen, Arc::new(gateway)));
     if config.store == Address::Memory {

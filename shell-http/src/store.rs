@@ -50,9 +50,21 @@ impl std::str::FromStr for Address {
             Some(("redis", _)) => Ok(Address::Redis(text.parse()?)),
             Some(("mem", "")) => Ok(Address::Memory),
             _ => Err(format!(
-                "`{text}` is not a store: disk:FOLDER keeps jobs in a folder, redis://HOST:PORT/DB on a Redis, mem: keeps nothing"
+                "`{}` is not a store: disk:FOLDER keeps jobs in a folder, redis://HOST:PORT/DB on a Redis, mem: keeps nothing",
+                without_password(text)
             )),
         }
+    }
+}
+
+/// What was meant as an address may hold a password, and what is said of it may go to a log.
+fn without_password(text: &str) -> String {
+    match text.rsplit_once('@') {
+        Some((before, host)) => {
+            let scheme = before.find("://").map_or("", |at| &before[..at + 3]);
+            format!("{scheme}***@{host}")
+        }
+        None => text.to_owned(),
     }
 }
 
@@ -186,5 +198,22 @@ mod tests {
         for text in ["", "disk", "disk:", "mem:x", "redis:", "/tmp/x"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn no_complaint_tells_a_password() {
+        for text in [
+            "rediss://me:hunter2@a:6379",
+            "Redis://:hunter2@a",
+            "redis://:hunter2@a:b",
+            "redis://:hunter2@a?x",
+            "redis://me:hunter2@",
+            "redis:me:hunter2@a",
+            "me:hunter2@a",
+        ] {
+            let why = text.parse::<Address>().unwrap_err();
+            assert!(!why.contains("hunter2"), "{why}");
+        }
+        assert!("rediss://me:hunter2@a:1".parse::<Address>().unwrap_err().contains("`rediss://***@a:1`"));
     }
 }

@@ -43,6 +43,7 @@ fn each_wrong_request_is_answered_with_what_is_wrong() {
         ("POST", "/v1/jobs".into(), job(r#","delay_ms":18446744073709551615"#), 422, "invalid_field", "delay_ms"),
         ("POST", "/v1/jobs".into(), job(r#","delay_ms":"5""#), 422, "invalid_field", "delay_ms"),
         ("POST", "/v1/jobs".into(), job(r#","class":"urgent""#), 422, "invalid_field", "class"),
+        ("POST", "/v1/jobs".into(), job(r#","run_at":"2300-01-01T00:00:00Z""#), 422, "invalid_field", "run_at"),
         ("POST", "/v1/jobs".into(), job(r#","cost":0"#), 422, "invalid_field", "cost"),
         ("POST", "/v1/jobs".into(), job(r#","backoff":{"factor":0.5}"#), 422, "invalid_field", "backoff.factor"),
         ("POST", "/v1/jobs".into(), metadata, 422, "invalid_field", "metadata"),
@@ -52,6 +53,7 @@ fn each_wrong_request_is_answered_with_what_is_wrong() {
         ("POST", "/v1/jobs:batch".into(), jobs, 422, "invalid_field", "jobs"),
         ("POST", "/v1/jobs:batch".into(), "{}".into(), 422, "invalid_field", "jobs"),
         ("POST", "/v1/queues/q/jobs?max_attempts=0".into(), "1".into(), 422, "invalid_field", "max_attempts"),
+        ("POST", "/v1/queues/q/jobs".into(), " ".into(), 400, "empty_body", ""),
         ("POST", "/v1/queues/q/jobs?payload=1".into(), "1".into(), 422, "invalid_field", "payload"),
         ("POST", format!("/v1/queues/{long}/jobs"), "1".into(), 422, "invalid_field", "queue"),
         ("POST", "/v1/claims".into(), r#"{"worker":"w"}"#.into(), 422, "invalid_field", "queues"),
@@ -142,6 +144,33 @@ fn each_wrong_request_is_answered_with_what_is_wrong() {
     let queues = c.get("/v1/queues").json();
     let names: Vec<&str> = queues["queues"].as_array().unwrap().iter().filter_map(|q| q["name"].as_str()).collect();
     assert_eq!(names, ["taken"], "nothing of all this came through");
+}
+
+#[test]
+fn what_is_said_is_what_is_wrong() {
+    let folder = Folder::new();
+    let server = Server::start(&folder, &[]);
+    let mut c = server.client();
+    let late = c.post("/v1/jobs", r#"{"queue":"q","payload":1,"run_at":"2300-01-01T00:00:00Z"}"#).json();
+    assert!(late["detail"].as_str().unwrap().contains("2255-06-05T23:47:34.740Z"), "the limit: {late}");
+    let twice = [("idempotency-key", "a"), ("idempotency-key", "b")];
+    let twice = c.send("POST", "/v1/jobs", &twice, br#"{"queue":"q","payload":1}"#);
+    assert_eq!((twice.status, &twice.json()["field"]), (422, &"Idempotency-Key".into()), "it could be either");
+    let empty = c.post("/v1/queues/q/jobs", "").json();
+    assert!(!empty["detail"].as_str().unwrap().contains("object"), "any JSON would do: {empty}");
+}
+
+#[test]
+fn a_content_type_makes_no_json_of_what_is_none() {
+    let folder = Folder::new();
+    let server = Server::start(&folder, &[]);
+    let mut c = server.client();
+    let id = submit(&mut c, r#"{"queue":"q","payload_base64":"ew==","content_type":"application/json"}"#);
+    let leased = c.post("/v1/claims", r#"{"worker":"w","queues":["q"]}"#).json()["jobs"][0].clone();
+    assert_eq!((&leased["payload_base64"], leased.get("payload")), (&"ew==".into(), None));
+    let result = format!(r#"{{"token":{},"result_base64":"ew==","content_type":"application/json"}}"#, leased["token"]);
+    assert_eq!(c.post(&format!("/v1/jobs/{id}/complete"), result).status, 200);
+    assert_eq!(c.get(&format!("/v1/jobs/{id}/result")).body, b"{");
 }
 
 #[test]

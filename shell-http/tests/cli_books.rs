@@ -8,7 +8,7 @@ mod support;
 
 use std::path::Path;
 use std::process::Output;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold_core::job::record::{Class, Status};
 use leasehold_core::store::{Commit, Txn, Write, keys};
@@ -61,10 +61,38 @@ fn a_live_store_balances_and_can_be_looked_into() {
     assert_eq!(code(&["inspect", "job", "nonsense"]), Some(2));
     assert_eq!(code(&["inspect", "job"]), Some(2));
     assert_eq!(code(&["inspect", "names", "x"]), Some(2));
+    let said = err(&run(&server, &["inspect", "job", "nope"]));
+    assert!(said.contains("`nope`") && said.contains("26") && said.lines().count() == 1, "{said}");
+    for (what, status, problem) in [
+        (["inspect", "queue", "unknown"], Some(1), "unknown_queue"),
+        (["inspect", "key", "unknown"], Some(1), "unknown_key"),
+        (["inspect", "job", "01J8ZQ3V9K007Q4M2X5N6P7R8S"], Some(1), "unknown_job"),
+        (["inspect", "job", "nope"], Some(2), "wrong_usage"),
+    ] {
+        let output = run(&server, &[&what[..], &["--json"]].concat());
+        let said = lines(&output);
+        assert_eq!((output.status.code(), said.len(), &said[0]["problem"]["code"]), (status, 1, &problem.into()));
+        assert!(!err(&output).is_empty(), "people are told as well");
+    }
     let store = folder.path().join("store");
     let held = stopped(&store, &["audit"]);
     assert_eq!(held.status.code(), Some(1));
     assert!(err(&held).contains("in use") && err(&held).contains("--server"), "{}", err(&held));
+}
+
+#[test]
+fn a_server_that_is_not_there_is_soon_given_up() {
+    // A port that was free just now.
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let begun = Instant::now();
+    let output = bare().args(["audit", "--json", "--server", &format!("http://{address}")]).output().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(output.status.code(), Some(3));
+    let said = err(&output);
+    assert!(said.contains(&address.to_string()) && said.contains("tried "), "{said}");
+    assert_eq!(lines(&output)[0]["problem"]["code"], "unreachable");
+    let nowhere = bare().args(["audit", "--json", "--store", "disk:/nowhere/at/all"]).output().unwrap();
+    assert_eq!((nowhere.status.code(), &lines(&nowhere)[0]["problem"]["code"]), (Some(1), &"failed".into()));
 }
 
 #[test]

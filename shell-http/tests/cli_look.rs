@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use support::cli::{bare, err, leasehold, lines, out, run, signal};
+use support::cli::{Guarded, bare, err, leasehold, lines, out, run, signal};
 use support::{BINARY, Folder, Server, claim, submit, until};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -110,8 +110,24 @@ fn how_commands_end() {
     assert_eq!(code(&["cancel", &known]), Some(0));
     assert_eq!(code(&["cancel", &known, "nonsense"]), Some(1));
     assert_eq!(code(&["events", "--after", "nonsense"]), Some(1));
+    for (args, problem) in [
+        (&["queues", "unknown"][..], "unknown_queue"),
+        (&["queues", "unknown", "--purge"], "unknown_queue"),
+        (&["pools", "unknown"], "unknown_pool"),
+        (&["pools", "unknown", "--delete"], "unknown_pool"),
+        (&["pools", "small", "--total", "0"], "invalid_field"),
+        (&["events", "--after", "nonsense"], "invalid_field"),
+    ] {
+        let output = run(&server, &[args, &["--json"]].concat());
+        let said = lines(&output);
+        assert_eq!((output.status.code(), said.len()), (Some(1), 1), "{args:?}");
+        assert_eq!(said[0]["problem"]["code"], problem, "{args:?}: {}", said[0]);
+        assert!(said[0]["problem"]["status"].is_number() && said[0]["problem"]["detail"].is_string());
+    }
     assert_eq!(code(&["status", "--status", "alive"]), Some(2));
     assert_eq!(code(&["cancel"]), Some(2));
+    assert_eq!(code(&["cancel", ""]), Some(2));
+    assert_eq!(code(&["queues", ""]), Some(2), "not all of them");
     assert_eq!(code(&["no-such-command"]), Some(2));
     assert_eq!(code(&["config", "--grace", "soon"]), Some(2));
     assert_eq!(code(&["serve", "--listen", "0.0.0.0:0"]), Some(2));
@@ -131,6 +147,8 @@ fn how_commands_end() {
         let said = err(&output);
         assert!(said.contains("cannot be reached") && said.contains("LEASEHOLD_SERVER"), "{args:?}: {said}");
         assert_eq!(said.lines().count(), 1, "{said}");
+        let told = lines(&run(&server, &[&args[..], &["--json"]].concat()));
+        assert_eq!((told.len(), &told[0]["problem"]["code"]), (1, &"unreachable".into()), "{args:?}");
     }
 }
 
@@ -252,6 +270,33 @@ fn configuration_and_measures_as_json() {
     assert!(inside.status.success(), "{}", err(&inside));
     let bad = bare().args(["--listen", "0.0.0.0:0"]).output().unwrap();
     assert!(err(&bad).contains("--insecure-listen"));
+    let bad = bare().args(["config", "--json", "--grace", "a\tb"]).output().unwrap();
+    assert_eq!((bad.status.code(), &lines(&bad)[0]["problem"]["code"]), (Some(2), &"wrong_usage".into()));
+    assert!(err(&bad).contains("not `a\\tb`"), "{}", err(&bad));
+    // Messages go to logs, and what was meant as an address may hold a password.
+    let file = folder.path().join("bad.toml");
+    std::fs::write(&file, "store = \"redis://:hunter2@a").unwrap();
+    for args in [
+        vec!["config", "--config", file.to_str().unwrap()],
+        vec!["config", "--store", "rediss://:hunter2@a"],
+        vec!["config", "--store", "redis://:hunter2@a:b"],
+        vec!["config", "--store", "redis://:hunter2@a"],
+        vec!["audit", "--store", "redis://:hunter2@a:b"],
+        vec!["audit", "--store", "rediss://:hunter2@a"],
+    ] {
+        let output = bare().args(&args).output().unwrap();
+        let said = format!("{}{}", out(&output), err(&output));
+        assert!(!said.is_empty() && !said.contains("hunter2"), "{args:?}: {said}");
+    }
+    // A Redis that is not there is waited for, and the log says which.
+    let mut serve = bare();
+    serve.args(["--store", "redis://me:hunter2@127.0.0.1:1", "--listen", "127.0.0.1:0"]);
+    let mut serve = Guarded(serve.spawn().unwrap());
+    let mut log = BufReader::new(serve.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let said = log.find(|line| line.contains("address=")).unwrap();
+    assert!(said.contains("redis://me:***@127.0.0.1:1") && !said.contains("hunter2"), "{said}");
+    drop(serve);
+    assert!(log.all(|line| !line.contains("hunter2")));
 
     let server = Server::start(&folder, &[]);
     let args = ["bench", "--seconds", "1", "--connections", "2", "--only", "submit,drain", "--json"];

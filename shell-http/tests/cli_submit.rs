@@ -238,6 +238,37 @@ fn interrupted_it_says_what_was_done_and_how_to_go_on() {
 }
 
 #[test]
+fn a_group_is_one_object() {
+    let folder = Folder::new();
+    let server = Server::start(&folder, &[]);
+    let paths = files(&folder, 2);
+    let submit = |more: &[&str]| {
+        let mut command = leasehold(&server);
+        command.args(["submit", "--queue", "q", "--group", "--json"]).args(more);
+        command
+    };
+    let made = submit(&["--key-prefix", "p"]).args(&paths).output().unwrap();
+    let said = lines(&made);
+    assert!(made.status.success() && said.len() == 1, "{}", err(&made));
+    assert_eq!((&said[0]["children"], &said[0]["sealed"]), (&2.into(), &true.into()), "{}", said[0]);
+    let path = format!("/v1/groups/{}", said[0]["id"].as_str().unwrap());
+    let other = submit(&["--key-prefix", "p", "--max-parallel", "1"]).args(&paths).output().unwrap();
+    let told = lines(&other);
+    assert_eq!((other.status.code(), &told[0]["problem"]["code"]), (Some(1), &"idempotency_key_reused".into()));
+    // It ends otherwise than well: the group says so, and the status does.
+    let waiting = submit(&["--key-prefix", "p", "--wait"]).args(&paths).spawn().unwrap();
+    let page = || server.client().get("/metrics").text();
+    until("its end is waited for", SOON, || page().contains("leasehold_polls 1"));
+    assert_eq!(server.client().post(&format!("{path}/cancel"), "").status, 200);
+    let waited = waiting.wait_with_output().unwrap();
+    let said = lines(&waited);
+    assert_eq!((waited.status.code(), said.len(), &said[0]["status"]), (Some(1), 1, &"cancelled".into()));
+    // Nothing came of it: why is told in its place.
+    let none = submit(&["missing.txt"]).output().unwrap();
+    assert_eq!((none.status.code(), &lines(&none)[0]["problem"]["code"]), (Some(1), &"failed".into()));
+}
+
+#[test]
 fn whoever_stops_reading_stops_nothing() {
     let folder = Folder::new();
     let server = Server::start(&folder, &[]);

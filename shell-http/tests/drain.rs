@@ -5,10 +5,11 @@
 
 mod support;
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use support::{Client, Folder, Server, claim, status, submit, until};
+use support::{Client, Folder, Server, claim, raw, read_answer, read_line, status, submit, until};
 
 #[test]
 fn while_it_goes_away_it_finishes_what_it_has_begun() {
@@ -79,6 +80,42 @@ fn what_still_runs_at_the_end_of_the_grace_goes_on_after_the_restart() {
     let done = c.post(&format!("/v1/jobs/{id}/complete"), format!(r#"{{"token":"{token}","result":1}}"#));
     assert_eq!(done.status, 200, "{}", done.json());
     assert_eq!(status(&mut c, &id), "succeeded");
+}
+
+#[test]
+fn whoever_only_looks_on_is_let_go_at_once() {
+    let folder = Folder::new();
+    let mut server = Server::start(&folder, &["--grace", "60s"]);
+    let mut c = server.client();
+    let id = submit(&mut c, r#"{"queue":"q","payload":1}"#);
+    let (_, token) = claim(&mut c, "q");
+    let group = c.post("/v1/groups", r#"{"queue":"g","children":[{"payload":1}]}"#).json()["id"].clone();
+    let waits = [format!("/v1/groups/{}?wait_ms=60000", group.as_str().unwrap()), "/v1/events?wait_ms=60000".into()];
+    let mut streams: Vec<_> = (0..4).map(|_| raw(server.address)).collect();
+    for stream in &mut streams {
+        stream.get_mut().write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n").unwrap();
+        assert_eq!(read_answer(stream).unwrap().status, 200);
+    }
+    let begun = Instant::now();
+    server.signal(Signal::TERM);
+    for stream in &mut streams {
+        let mut last = false;
+        // A whole answer, and not one that breaks off: the last piece is empty.
+        while !last {
+            last = read_line(stream).unwrap() == "0";
+        }
+    }
+    // The job that runs keeps the server; whoever comes now is not kept waiting with it.
+    let polls = |path: &String| server.client().get(path);
+    assert_eq!(polls(&format!("{}0", waits[0].trim_end_matches("60000"))).status, 200, "it is told what there is");
+    for path in &waits {
+        let refused = polls(&if path.contains("events") { format!("{path}&after=9999999-1") } else { path.clone() });
+        assert_eq!((refused.status, refused.code()), (503, "draining".into()), "{path}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let done = c.post(&format!("/v1/jobs/{id}/complete"), format!(r#"{{"token":"{token}"}}"#));
+    assert_eq!(done.status, 200, "{}", done.json());
+    assert!(server.wait(Duration::from_secs(30)).success());
 }
 
 #[test]

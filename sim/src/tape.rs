@@ -2,6 +2,7 @@
 //! of one, step by step.
 
 use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
 
@@ -63,9 +64,12 @@ pub fn replay(file: &Path, show: &Show, print: &mut dyn FnMut(&str)) -> Result<E
     })?;
     let (mut steps, mut outputs, mut last) = (0, 0, 0);
     let until = show.until.unwrap_or(u64::MAX);
-    while steps < until
-        && let Some(played) = player.next()
-    {
+    while steps < until {
+        let Ok(next) = catch_unwind(AssertUnwindSafe(|| player.next())) else {
+            print(&format!("PANICS at step {steps}, as it may have when it was recorded"));
+            return Ok(End::Differs);
+        };
+        let Some(played) = next else { break };
         steps += 1;
         outputs += played.outputs.len() as u64;
         last = played.now;

@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use leasehold_core::recording::{Player, Unreadable};
+use leasehold_core::recording::{Header, Player, Recorder, Unreadable};
 use sim::plan::Plan;
 use sim::report::{self, Options};
 use sim::tape::Tape;
@@ -93,16 +93,11 @@ fn the_first_step_that_differs_is_shown() {
     assert!(text.contains("request: Submit("), "{text}");
 
     let tape = std::fs::read(&file).expect("written");
-    let player = Player::new(&tape).expect("whole");
-    let mut seed = player.header.seed;
-    let at = tape.windows(32).position(|w| w == seed).expect("the seed is in it");
+    // The same steps for a replica with another seed.
+    let Header { config, mut seed, .. } = Player::new(&tape).expect("whole").header;
+    let whole = Recorder::begin(env!("CARGO_PKG_VERSION"), &config, seed).len();
     seed[0] ^= 1;
-    // The header's check is made anew, the rest is as it was.
-    let len = u32::from_le_bytes(tape[16..20].try_into().expect("four bytes")) as usize;
-    let mut changed = tape.clone();
-    changed[at..at + 32].copy_from_slice(&seed);
-    let check = xxhash_rust::xxh3::xxh3_64(&changed[20..20 + len]) as u32;
-    changed[20 + len..24 + len].copy_from_slice(&check.to_le_bytes());
+    let changed = [Recorder::begin(env!("CARGO_PKG_VERSION"), &config, seed), tape[whole..].to_vec()].concat();
     std::fs::write(&file, &changed).expect("written");
     let (status, text) = sim(&["replay", name, "--against", env!("CARGO_BIN_EXE_sim")]);
     assert!(

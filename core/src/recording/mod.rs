@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! file  = MAGIC frame(Header) frame(Step)*        a torn end is the end
-//! frame = length u32 LE, postcard, xxh3_64 of it as u32 LE
+//! frame = length u32 LE, postcard with its runs of zeros squeezed, xxh3_64 of that as u32 LE
 //! ```
 //!
 //! **No contents are in it**: payloads, results, metadata and progress are replaced by their hash and length, texts
@@ -13,6 +13,7 @@
 
 mod digest;
 mod redact;
+mod zeros;
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -88,20 +89,21 @@ const ASKED: usize = 10_000;
 
 fn frame<T: serde::Serialize>(out: &mut Vec<u8>, value: &T) {
     // Writing plain data to a growing vector cannot fail.
-    let bytes = postcard::to_allocvec(value).unwrap_or_default();
+    let bytes = zeros::squeeze(&postcard::to_allocvec(value).unwrap_or_default());
     out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     out.extend_from_slice(&bytes);
     out.extend_from_slice(&(xxhash_rust::xxh3::xxh3_64(&bytes) as u32).to_le_bytes());
 }
 
 /// Takes the next frame off; `None` at the end, and where the file was torn or damaged.
-fn unframe<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+fn unframe(rest: &mut &[u8]) -> Option<Vec<u8>> {
     let (len, after) = rest.split_first_chunk::<4>()?;
     let (bytes, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
     let (check, after) = after.split_first_chunk::<4>()?;
     if xxhash_rust::xxh3::xxh3_64(bytes) as u32 != u32::from_le_bytes(*check) {
         return None;
     }
+    let bytes = zeros::expand(bytes)?;
     *rest = after;
     Some(bytes)
 }
@@ -148,10 +150,10 @@ impl<'a> Player<'a> {
     pub fn new(recording: &'a [u8]) -> Result<Player<'a>, Unreadable> {
         let mut rest = recording.strip_prefix(MAGIC).ok_or(Unreadable::NotARecording)?;
         let bytes = unframe(&mut rest).ok_or(Unreadable::NotARecording)?;
-        let header: Header = match postcard::from_bytes(bytes) {
+        let header: Header = match postcard::from_bytes(&bytes) {
             Ok(header) => header,
             Err(_) => {
-                let start = postcard::take_from_bytes::<(u32, String)>(bytes);
+                let start = postcard::take_from_bytes::<(u32, String)>(&bytes);
                 return Err(Unreadable::OtherFormat(start.ok().map(|((_, release), _)| release)));
             }
         };
@@ -173,7 +175,7 @@ impl Iterator for Player<'_> {
 
     fn next(&mut self) -> Option<Played> {
         let mut rest = self.rest;
-        let step: Step = postcard::from_bytes(unframe(&mut rest)?).ok()?;
+        let step: Step = postcard::from_bytes(&unframe(&mut rest)?).ok()?;
         self.rest = rest;
         let mut outputs = Vec::new();
         self.replica.step(step.now, step.input.clone(), &mut outputs);

@@ -65,9 +65,13 @@ struct World {
 /// Runs it and prints what was seen; returns what is broken.
 ///
 /// # Errors
-/// If the processes cannot be started.
+/// If the processes cannot be started, or the folder has something in it: keys of an earlier run would be taken for
+/// this one's.
 pub fn run(options: &Options) -> Result<Vec<String>> {
     std::fs::create_dir_all(&options.folder)?;
+    if std::fs::read_dir(&options.folder)?.next().is_some() {
+        return Err(Error::other(format!("{} is not empty", options.folder.display())));
+    }
     let mut world = World::start(options)?;
     let seen = Seen::default();
     let addresses = world.addresses;

@@ -45,7 +45,7 @@ pub struct Audit {
     quiet: bool,
     /// Print JSON, an object a line
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 #[derive(Debug, Default)]

@@ -33,7 +33,7 @@ With --json each part is an object on a line of its own: {\"part\", \"jobs_per_s
 \"p99_ms\", \"max_ms\", \"errors\"}.
 
 Examples:
-  leasehold --store disk:/tmp/bench & leasehold bench
+  leasehold --store disk:/tmp/bench & sleep 1; leasehold bench
   leasehold bench --seconds 10 --connections 64 --backlog 500000
   leasehold bench --only submit,batch --json
 
@@ -67,7 +67,7 @@ pub struct Bench {
     only: Vec<String>,
     /// Print JSON, an object a line
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// What one part found.

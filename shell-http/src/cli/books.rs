@@ -11,15 +11,17 @@ use leasehold_core::{Config, Request, Response, StoreId, StoreOp};
 use leasehold_disk::{DiskStore, Event, Options};
 use serde_json::Value;
 
-use super::client::{Call, Client};
+use super::client::{Call, Client, Refused};
 use super::{Failed, Outage, To};
 use crate::driver::{self, Deliver, Running};
-use crate::problem::of_failure;
+use crate::problem::{Row, of_failure};
 use crate::store::{Address, StoreHandle};
 use crate::wire::{store, view};
 
-/// How long a server that does not answer is asked again.
+/// How long a server that has answered before is asked again, as over a restart.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// And one that never has: perhaps there is none.
+const FIRST: Duration = Duration::from_millis(1_500);
 /// A stopped store is looked at, not run: its deadlines are not watched.
 const NEVER_MS: u64 = 24 * 3_600_000;
 
@@ -29,20 +31,26 @@ pub struct Where {
     #[command(flatten)]
     to: To,
     /// A stopped store, as disk:FOLDER, instead of a server's
+    // Read later: a complaint of the command line's quotes what was given, and that may hold a password.
     #[arg(long, value_name = "STORE")]
-    store: Option<Address>,
+    store: Option<String>,
 }
 
 pub enum Books {
-    Live { client: Client, outage: Outage },
+    Live { client: Client, outage: Outage, patience: Duration },
     Stopped(Running),
 }
 
 impl Where {
     /// With `may_change` false, nothing of a stopped store is changed.
     pub async fn open(&self, may_change: bool) -> Result<Books, Failed> {
-        match &self.store {
-            None => Ok(Books::Live { client: Client::new(self.to.server.clone()), outage: Outage::default() }),
+        let store = self.store.as_deref().map(str::parse).transpose();
+        match &store.map_err(|why| Failed::Usage(format!("--store: {why}")))? {
+            None => Ok(Books::Live {
+                client: Client::new(self.to.server.clone()),
+                outage: Outage::default(),
+                patience: FIRST,
+            }),
             Some(Address::Memory) => Err(Failed::Usage("a store in memory is gone when its server has stopped".into())),
             Some(Address::Redis(_)) => Err(Failed::Usage("ask any server of a shared store: --server URL".into())),
             Some(Address::Disk(path)) => stopped(Path::new(path), may_change).map(Books::Stopped),
@@ -56,7 +64,7 @@ fn stopped(path: &Path, may_change: bool) -> Result<Running, Failed> {
         return Err(Failed::Because(format!("there is no store in {}", path.display())));
     }
     let config = Config { sweep_ms: NEVER_MS, scrub_ms: 0, ..Config::default() };
-    driver::start(config, driver::seed()?, |deliver| {
+    driver::start(config, driver::seed()?, None, |deliver| {
         let options = Options { read_only: !may_change, ..Options::default() };
         let store = DiskStore::open(path, options).map_err(|e| {
             Failed::Because(format!(
@@ -72,9 +80,10 @@ impl Books {
     /// Asks a server for the path, or the store itself for the same.
     pub async fn ask(&mut self, call: &Call, request: Request) -> Result<Value, Failed> {
         match self {
-            Books::Live { client, outage } => {
-                let answer = client.insist(call, Some(PATIENCE), &mut |t| outage.trouble(t)).await?;
+            Books::Live { client, outage, patience } => {
+                let answer = client.insist(call, Some(*patience), &mut |t| outage.trouble(t)).await?;
                 outage.over();
+                *patience = PATIENCE;
                 Ok(answer.json()?)
             }
             Books::Stopped(running) => {
@@ -89,7 +98,11 @@ impl Books {
                     }
                     // Nothing else is asked.
                     Ok(_) => {}
-                    Err(failure) => return Err(Failed::Because(of_failure(&failure).detail.into())),
+                    Err(failure) => {
+                        let Row { status, detail, .. } = of_failure(&failure);
+                        let refused = Refused { status, code: failure.code().into(), detail: detail.into() };
+                        return Err(refused.into());
+                    }
                 }
                 serde_json::from_slice(&out).map_err(|e| Failed::Because(e.to_string()))
             }

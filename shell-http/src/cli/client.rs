@@ -74,12 +74,12 @@ pub enum Trouble {
     /// The server cannot be reached, or hung up: it may or may not have got the call.
     Connection(String),
     /// It answered that it could not now; after so long it may.
-    Later { problem: String, after: Duration },
+    Later { refused: Refused, after: Duration },
     /// It said no.
     Refused(Refused),
 }
 
-/// A problem that repeating does not mend.
+/// What the server said when it did not do it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     pub status: StatusCode,
@@ -100,12 +100,23 @@ impl fmt::Display for Refused {
     }
 }
 
+impl Trouble {
+    /// The last of so many.
+    fn after(self, tries: u64, took: Duration) -> Trouble {
+        match self {
+            Trouble::Connection(why) if tries > 1 => {
+                Trouble::Connection(format!("{why} (tried {tries} times in {:.1} s)", took.as_secs_f64()))
+            }
+            other => other,
+        }
+    }
+}
+
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Trouble::Connection(why) => f.write_str(why),
-            Trouble::Later { problem, .. } => f.write_str(problem),
-            Trouble::Refused(refused) => refused.fmt(f),
+            Trouble::Later { refused, .. } | Trouble::Refused(refused) => refused.fmt(f),
         }
     }
 }
@@ -247,14 +258,16 @@ impl Client {
     ) -> Result<Answer, Trouble> {
         let mut pause = Pause::new();
         let begun = Instant::now();
+        let mut tries = 0_u64;
         loop {
+            tries += 1;
             let trouble = match self.call(call).await {
                 Ok(answer) => return Ok(answer),
                 Err(Trouble::Refused(refused)) => return Err(Trouble::Refused(refused)),
                 Err(trouble) => trouble,
             };
             if patience.is_some_and(|p| begun.elapsed() >= p) {
-                return Err(trouble);
+                return Err(trouble.after(tries, begun.elapsed()));
             }
             say(&trouble);
             pause.wait(&trouble).await;
@@ -291,12 +304,17 @@ fn judge(answer: Answer, retry_after: Option<u64>) -> Result<Answer, Trouble> {
     let text = |key: &str| problem[key].as_str().unwrap_or_default().to_owned();
     // Which field it is about stands beside the text.
     let field = problem["field"].as_str().map(|field| format!("{field} ")).unwrap_or_default();
-    let refused = Refused { status: answer.status, code: text("code"), detail: format!("{field}{}", text("detail")) };
+    let mut refused =
+        Refused { status: answer.status, code: text("code"), detail: format!("{field}{}", text("detail")) };
+    if refused.code.is_empty() {
+        refused.code = format!("http_{}", answer.status.as_u16());
+        refused.detail = "this is no answer of a Leasehold server, which would say why".into();
+    }
     match answer.status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE | StatusCode::REQUEST_TIMEOUT => {
-            Err(Trouble::Later { problem: refused.to_string(), after: Duration::from_secs(retry_after.unwrap_or(1)) })
+            Err(Trouble::Later { refused, after: Duration::from_secs(retry_after.unwrap_or(1)) })
         }
-        status if status.is_server_error() => Err(Trouble::Later { problem: refused.to_string(), after: BACKOFF_MIN }),
+        status if status.is_server_error() => Err(Trouble::Later { refused, after: BACKOFF_MIN }),
         _ => Err(Trouble::Refused(refused)),
     }
 }

@@ -39,7 +39,7 @@ pub struct Events {
     follow: bool,
     /// Print JSON, an object a line
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Events asked for at once.

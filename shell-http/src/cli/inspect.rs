@@ -44,12 +44,13 @@ pub struct Inspect {
     #[arg(value_enum)]
     what: What,
     /// Which job, queue or key
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
     #[command(flatten)]
     place: Where,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -86,13 +87,22 @@ impl Inspect {
         let name = match (&self.name, what) {
             (Some(name), What::Job | What::Queue | What::Key) => name.clone(),
             (None, What::Names | What::Quarantine) => String::new(),
-            (Some(_), _) => return Err(Failed::Usage("names and quarantine take no name".into())),
-            (None, _) => return Err(Failed::Usage("say which one".into())),
+            (Some(name), _) => {
+                return Err(Failed::Usage(format!("`names` and `quarantine` show all there is: leave `{name}` out")));
+            }
+            (None, What::Job) => return Err(Failed::Usage("say which job: `leasehold inspect job ID`".into())),
+            (None, What::Queue) => return Err(Failed::Usage("say which queue: `leasehold inspect queue NAME`".into())),
+            (None, What::Key) => return Err(Failed::Usage("say which key: `leasehold inspect key KEY`".into())),
         };
         let of = query::encode(&name);
         Ok(match what {
             What::Job => {
-                let id: JobId = name.parse().map_err(|_| Failed::Usage(format!("`{name}` is no job's id")))?;
+                let id: JobId = name.parse().map_err(|_| {
+                    Failed::Usage(format!(
+                        "`{name}` is no job's id: that has 26 digits and capital letters, as 01J8ZQ3V9K007Q4M2X5N6P7R8S; \
+                         a group's child has its number besides, as 01M8PVDY4F02GQXG9DD01G0000-0000007"
+                    ))
+                })?;
                 (Call::get(format!("/v1/jobs/{of}/records")), Request::Inspect(Wanted::Job(id)))
             }
             What::Queue => {

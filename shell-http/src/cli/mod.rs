@@ -88,6 +88,26 @@ end; 2 wrong usage or configuration.")]
     Completions(completions::Completions),
 }
 
+impl Command {
+    /// Whether standard output is for a program.
+    fn is_json(&self) -> bool {
+        match self {
+            Command::Serve(_) | Command::Completions(_) => false,
+            Command::Config(command) => command.json,
+            Command::Submit(command) => command.json,
+            Command::Work(command) => command.json,
+            Command::Status(command) => command.json,
+            Command::Cancel(command) => command.json,
+            Command::Queues(command) => command.json,
+            Command::Pools(command) => command.json,
+            Command::Events(command) => command.json,
+            Command::Inspect(command) => command.json,
+            Command::Audit(command) => command.json,
+            Command::Bench(command) => command.json,
+        }
+    }
+}
+
 /// Print the effective configuration
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -134,7 +154,9 @@ fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
 pub fn main() -> ExitCode {
     let cli = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
     terminal::choose(cli.color);
-    let result = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
+    let command = cli.command.unwrap_or(Command::Serve(cli.serve));
+    let as_json = command.is_json();
+    let result = match command {
         Command::Serve(flags) => server(&flags),
         Command::Config(asked) => print_config(&asked),
         Command::Submit(command) => client(command.run()),
@@ -155,6 +177,10 @@ pub fn main() -> ExitCode {
             let text = failed.to_string();
             if !text.is_empty() {
                 say!("{text}");
+            }
+            if let Some(problem) = failed.json().filter(|_| as_json) {
+                // Nobody may be there to read it: the status says it as well.
+                let _ = print_line(&problem.to_string());
             }
             ExitCode::from(failed.code())
         }
@@ -222,13 +248,13 @@ impl Outage {
     }
 }
 
-/// A time on the command line: a number and a unit.
 /// Between two looks: a server is not to be kept busy by being looked at.
 fn pace(text: &str) -> Result<std::time::Duration, String> {
     let short = std::time::Duration::from_millis(100);
     time(text).and_then(|pace| if pace < short { Err("give 100ms or more".to_owned()) } else { Ok(pace) })
 }
 
+/// A time on the command line: a number and a unit.
 fn time(text: &str) -> Result<std::time::Duration, String> {
     crate::config::time("it", text).map_err(|_| "give a time as 500ms, 20s, 5m, 24h or 7d".to_owned())
 }

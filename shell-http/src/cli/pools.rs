@@ -28,6 +28,7 @@ pub struct Pools {
     #[command(flatten)]
     to: To,
     /// One pool only, with who holds it
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// Units that are held at a time; makes the pool if there is none
     #[arg(long, requires = "name")]
@@ -43,7 +44,7 @@ pub struct Pools {
     delete: bool,
     /// Print JSON, an object a line
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 impl Pools {

@@ -30,6 +30,7 @@ pub struct Queues {
     #[command(flatten)]
     to: To,
     /// One queue only
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// Stop claims from the queue
     #[arg(long, requires = "name", conflicts_with_all = ["resume", "purge"])]
@@ -53,7 +54,7 @@ pub struct Queues {
     watch: Option<Duration>,
     /// Print JSON, an object a line
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 impl Queues {

@@ -38,7 +38,7 @@ pub struct Status {
     #[command(flatten)]
     to: To,
     /// Jobs
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     ids: Vec<String>,
     /// The jobs of this queue
     #[arg(long, conflicts_with = "ids")]
@@ -55,7 +55,7 @@ pub struct Status {
     watch: Option<Duration>,
     /// Print JSON, an object a line
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Cancel jobs by their ids
@@ -65,7 +65,7 @@ A job that waits is cancelled at once and for good. If it runs, its worker is to
 
 Examples:
   leasehold cancel 01J8ZQ3V9K007Q4M2X5N6P7R8S
-  leasehold status --queue docs --status queued --json | jq -r .id | xargs leasehold cancel
+  leasehold status --queue docs --status queued --json | jq -r .id | xargs -r leasehold cancel
 
 Exit codes: 0 all are cancelled, 1 not all (ended otherwise, or unknown), 2 wrong usage, 3 the server
 cannot be reached.")]
@@ -73,11 +73,11 @@ pub struct Cancel {
     #[command(flatten)]
     to: To,
     /// Jobs
-    #[arg(required = true, value_name = "ID")]
+    #[arg(required = true, value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     ids: Vec<String>,
     /// Print JSON, an object a line
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 impl Status {

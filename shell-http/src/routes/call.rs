@@ -12,9 +12,10 @@ use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue, ORIGIN};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, StatusCode, Version};
-use leasehold_core::request::{Inspect, SlotId};
-use leasehold_core::{Failure, Request, Response as Answer};
+use leasehold_core::request::{Inspect, List, SlotId};
+use leasehold_core::{Failure, Outcome, Request, Response as Answer};
 use serde_json::value::RawValue;
+use tokio::sync::Notify;
 
 use super::answer::{self, batch_answer};
 use super::{Arguments, Call, ROUTES, Route, Takes, events, find, groups, page};
@@ -28,7 +29,7 @@ use crate::problem::Problem;
 use crate::proxy;
 use crate::request_id::{RequestId, RequestIds, X_REQUEST_ID};
 use crate::upstream::Gateway;
-use crate::wire::decode::{self, Under};
+use crate::wire::decode::{self, Question, Under};
 use crate::wire::json::Object;
 use crate::wire::submit::{self, Carried, TENANT};
 use crate::wire::{group, pool};
@@ -53,7 +54,9 @@ pub struct App {
     pub metrics: metrics::Cache,
     pub gateway: Arc<Gateway>,
     /// Told to end: claims are refused, and each answer is its connection's last.
-    pub draining: AtomicBool,
+    draining: AtomicBool,
+    /// Whoever waits for that.
+    told: Notify,
     /// About to stop listening: only what ends or extends a lease is still taken.
     pub closing: AtomicBool,
     pub started: Instant,
@@ -71,6 +74,7 @@ impl App {
             metrics: metrics::Cache::default(),
             gateway,
             draining: AtomicBool::new(false),
+            told: Notify::new(),
             closing: AtomicBool::new(false),
             started: Instant::now(),
             ids: RequestIds::new(),
@@ -79,6 +83,33 @@ impl App {
 
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+        self.told.notify_waiters();
+    }
+
+    /// Returns when the server has been told to end.
+    pub async fn drained(&self) {
+        // Before the look: whoever is told in between is woken all the same.
+        let told = self.told.notified();
+        if !self.is_draining() {
+            told.await;
+        }
+    }
+
+    /// Asks for something that is only looked at, and may be waited for: not any longer when the server is told to
+    /// end. The replica ends the waits that it has by then, but not one that it comes to a moment later.
+    async fn look(&self, request: Request, wait_ms: u64) -> Outcome {
+        if wait_ms == 0 {
+            return self.driver.ask(request).await;
+        }
+        tokio::select! {
+            biased;
+            outcome = self.driver.ask(request) => outcome,
+            () = self.drained() => Err(Failure::Draining { retry_after_ms: 1_000 }),
+        }
     }
 }
 
@@ -238,7 +269,7 @@ async fn call(
         Call::Complete => Under::Complete.read(&argument, body)?,
         Call::Fail => Under::Fail.read(&argument, body)?,
         Call::Release => Under::Release.read(&argument, body)?,
-        Call::List => Request::List(decode::list(query)?),
+        Call::List => return list(app, decode::list(query)?).await,
         Call::Get => Request::Get { tenant: tenant(), job: job()? },
         Call::Payload => Request::Payload { tenant: tenant(), job: job()? },
         Call::Result => Request::Result { tenant: tenant(), job: job()? },
@@ -254,7 +285,9 @@ async fn call(
         Call::Purge => decode::purge(name(), body)?,
         Call::CreateGroup => Request::CreateGroup(Box::new(group::create(body, carried(headers)?)?)),
         Call::Group => {
-            Request::Group { tenant: tenant(), group: group::id(&argument)?, wait_ms: decode::group(query)? }
+            let wait_ms = decode::group(query)?;
+            let request = Request::Group { tenant: tenant(), group: group::id(&argument)?, wait_ms };
+            return answer::outcome(app.look(request, wait_ms).await);
         }
         Call::ExtendGroup => {
             let (from, children) = group::extend(body)?;
@@ -280,7 +313,8 @@ async fn call(
                 return Ok(events::stream(app.clone(), asked));
             }
             let decode::Events { after, limit, wait_ms } = asked;
-            Request::Events { tenant: tenant(), after, limit, wait_ms }
+            let request = Request::Events { tenant: tenant(), after, limit, wait_ms };
+            return answer::outcome(app.look(request, wait_ms).await);
         }
         Call::Audit => Request::Audit { cursor: decode::audit(query)?, repair: false },
         Call::Repair => Request::Audit { cursor: decode::audit(query)?, repair: true },
@@ -331,6 +365,15 @@ async fn ready(app: &App) -> Result<Response, Problem> {
     Ok(body::json(answer.status(), out))
 }
 
+/// A page of jobs. Its cursor names the question, so that it is not taken for a place in the answer to another.
+async fn list(app: &App, (asked, question): (List, Question)) -> Result<Response, Problem> {
+    let answer = match app.driver.ask(Request::List(asked)).await? {
+        Answer::Jobs { jobs, next } => Answer::Jobs { jobs, next: next.map(|n| question.cursor(&n)) },
+        other => other,
+    };
+    Ok(answer::answer(answer))
+}
+
 /// Asks for each item that could be read; the others are answered with what is wrong with them.
 async fn batch(
     app: &App,
@@ -371,14 +414,33 @@ async fn batch(
 }
 
 fn carried(headers: &HeaderMap) -> Result<Carried, Problem> {
-    let key = headers.get(&IDEMPOTENCY_KEY).map(|v| submit::key(v.as_bytes())).transpose()?;
-    // A malformed traceparent is dropped, as its specification asks.
-    let traceparent = headers
-        .get(&TRACEPARENT)
-        .and_then(|v| v.to_str().ok())
-        .filter(|t| (55..=TRACEPARENT_BYTES).contains(&t.len()) && t.bytes().all(|b| b.is_ascii_graphic()))
-        .map(str::to_owned);
+    let mut keys = headers.get_all(&IDEMPOTENCY_KEY).iter();
+    let key = keys.next().map(|v| submit::key(v.as_bytes())).transpose()?;
+    if keys.next().is_some() {
+        return Err(Problem::field("Idempotency-Key", "is given twice"));
+    }
+    // One that is none is dropped, as its specification asks.
+    let mut traces = headers.get_all(&TRACEPARENT).iter();
+    let trace = traces.next().filter(|_| traces.next().is_none()).and_then(|v| v.to_str().ok());
+    let traceparent = trace.filter(|t| is_traceparent(t)).map(str::to_owned);
     Ok(Carried { key, traceparent })
+}
+
+/// `version-trace-parent-flags` in lower case (W3C Trace Context, 3.2.2). A later version may have more behind that.
+fn is_traceparent(text: &str) -> bool {
+    let mut parts = text.splitn(5, '-');
+    let mut hex = |len: usize| {
+        let part = parts.next().filter(|p| p.len() == len)?;
+        part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')).then_some(part)
+    };
+    let (Some(version), Some(trace), Some(parent), Some(_)) = (hex(2), hex(32), hex(16), hex(2)) else { return false };
+    let is_named = |id: &str| id.bytes().any(|b| b != b'0');
+    let fits = match version {
+        "ff" => false,
+        "00" => parts.next().is_none(),
+        _ => text.len() <= TRACEPARENT_BYTES && text.bytes().all(|b| b.is_ascii_graphic()),
+    };
+    fits && is_named(trace) && is_named(parent)
 }
 
 /// A page of another site made the browser send this.
@@ -429,6 +491,29 @@ mod tests {
         }));
         assert_eq!(panics.await, None);
         assert_eq!(caught(async { 7 }).await, Some(7));
+    }
+
+    #[test]
+    fn traceparents() {
+        let (trace, parent) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
+        let (no_trace, no_parent) = ("0".repeat(32), "0".repeat(16));
+        for good in [format!("00-{trace}-{parent}-01"), format!("cc-{trace}-{parent}-00-what-comes-later")] {
+            assert!(is_traceparent(&good), "{good}");
+        }
+        for bad in [
+            String::new(),
+            format!("00-{no_trace}-{parent}-01"),
+            format!("00-{trace}-{no_parent}-01"),
+            format!("ff-{trace}-{parent}-01"),
+            format!("00-{trace}-{parent}-01-more"),
+            format!("00-{trace}-{parent}"),
+            format!("00-{}-{parent}-01", trace.to_uppercase()),
+            format!("00-{trace}-{parent}-0g"),
+            format!("01-{trace}-{parent}-01-{}", "x".repeat(TRACEPARENT_BYTES)),
+            format!("00_{trace}_{parent}_01"),
+        ] {
+            assert!(!is_traceparent(&bad), "{bad}");
+        }
     }
 
     #[test]

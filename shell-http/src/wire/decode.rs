@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use leasehold_core::job::record::{ErrorInfo, Status};
-use leasehold_core::opaque::Opaque;
+use leasehold_core::opaque::{self, Opaque};
 use leasehold_core::request::{Beat, Claim, Complete, EventCursor, Fail, Held, List};
 use leasehold_core::{Failure, JobId, Request, Token, limits};
 use serde_json::value::RawValue;
@@ -211,7 +211,31 @@ fn number<T: std::str::FromStr>(field: &'static str, text: &str) -> Result<T, Pr
 
 pub const LIST: &[&str] = &["queue", "status", "limit", "cursor"];
 
-pub fn list(query: &str) -> Result<List, Problem> {
+/// Which jobs are asked for, whatever the page: a cursor belongs to one question, and names it before the store's
+/// part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question(u32);
+
+impl Question {
+    fn of(list: &List) -> Question {
+        let status = list.status.map_or("", Status::text);
+        // A name has no control characters: no two questions are written alike.
+        let text = list.queue.as_ref().map_or_else(|| status.to_owned(), |queue| format!("{status}\n{queue}"));
+        // So that one is hardly taken for another; nobody is kept out by it.
+        Question((opaque::hash(text.as_bytes()) >> 96) as u32)
+    }
+
+    pub fn cursor(self, rest: &str) -> String {
+        format!("{:08x}.{rest}", self.0)
+    }
+
+    fn rest(self, cursor: &str) -> Result<String, Problem> {
+        let rest = cursor.split_once('.').filter(|(of, _)| *of == format!("{:08x}", self.0));
+        rest.map(|(_, rest)| rest.to_owned()).ok_or(Problem::Failure(Failure::BadCursor))
+    }
+}
+
+pub fn list(query: &str) -> Result<(List, Question), Problem> {
     let mut list = List { tenant: TENANT.into(), queue: None, status: None, limit: limits::LIST_DEFAULT, cursor: None };
     for (name, text) in query::parameters(query)? {
         match fields::known(&name, LIST)? {
@@ -224,7 +248,9 @@ pub fn list(query: &str) -> Result<List, Problem> {
     if !(1..=limits::LIST_MAX).contains(&list.limit) {
         return Err(Problem::field("limit", format!("must be from 1 to {}", limits::LIST_MAX)));
     }
-    Ok(list)
+    let question = Question::of(&list);
+    list.cursor = list.cursor.map(|cursor| question.rest(&cursor)).transpose()?;
+    Ok((list, question))
 }
 
 pub const GROUP: &[&str] = &["wait_ms"];
@@ -362,7 +388,7 @@ mod tests {
 
     #[test]
     fn queries() {
-        assert_eq!(list("status=dead&limit=5&queue=a%2Fb").unwrap().queue.as_deref(), Some("a/b"));
+        assert_eq!(list("status=dead&limit=5&queue=a%2Fb").unwrap().0.queue.as_deref(), Some("a/b"));
         for (query, expected) in [
             ("limit=0", "limit"),
             ("limit=1001", "limit"),
@@ -371,6 +397,15 @@ mod tests {
             ("x=1", "x"),
         ] {
             assert_eq!(field(list(query)), expected);
+        }
+        let cursor = list("status=dead&queue=q").unwrap().1.cursor("x.y");
+        let next = |query: &str| list(&format!("{query}&cursor={cursor}")).map(|(list, _)| list.cursor);
+        assert_eq!(next("queue=q&status=dead&limit=7"), Ok(Some("x.y".into())), "the same question");
+        for other in ["", "queue=q", "status=dead", "queue=q&status=held", "queue=r&status=dead"] {
+            assert_eq!(field(next(other)), "bad_cursor", "{other}");
+        }
+        for bad in ["cursor=", "cursor=x.y", "cursor=."] {
+            assert_eq!(field(list(bad)), "bad_cursor", "{bad}");
         }
         assert_eq!(events("after=7-2").unwrap().after, EventCursor { seq: 7, seen: 2 });
         for query in ["after=7", "after=-", "after=7-x", "after=%2B7-2"] {

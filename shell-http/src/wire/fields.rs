@@ -33,13 +33,10 @@ pub fn object(body: &Bytes) -> Result<Fields<'_>, Problem> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err(Problem::Empty);
     }
-    parse_object(body).map_err(|error| {
-        if error.is_data() {
-            Problem::field("", "the body must be a JSON object of known fields, none given twice")
-        } else {
-            // serde_json's message tells the place and never quotes the body.
-            Problem::NotJson { detail: format!("The body is not JSON: {error}.") }
-        }
+    parse_object(body).map_err(|wrong| match wrong {
+        // serde_json's message tells the place and never quotes the body.
+        Wrong::NotJson(error) => Problem::NotJson { detail: format!("The body is not JSON: {error}.") },
+        wrong => Problem::field("", format!("the body {}", wrong.detail())),
     })
 }
 
@@ -53,13 +50,30 @@ pub fn optional_object(body: &Bytes) -> Result<Fields<'_>, Problem> {
 
 /// Reads an object inside a body, which is known to be JSON.
 pub fn inner_object<'a>(value: Value<'a>) -> Result<Fields<'a>, Problem> {
-    parse_object(value.text.as_bytes())
-        .map_err(|_| Problem::field(value.field, "must be an object of known fields, none given twice"))
+    parse_object(value.text.as_bytes()).map_err(|wrong| Problem::field(value.field, wrong.detail()))
 }
 
-fn parse_object(text: &[u8]) -> serde_json::Result<Fields<'_>> {
-    struct Object;
-    impl<'a> Visitor<'a> for Object {
+/// Why a text is no object that is taken.
+enum Wrong {
+    NotJson(serde_json::Error),
+    NotAnObject,
+    Twice(String),
+    TooMany,
+}
+
+impl Wrong {
+    fn detail(&self) -> String {
+        match self {
+            Wrong::NotJson(_) | Wrong::NotAnObject => "must be a JSON object".into(),
+            Wrong::Twice(name) => format!("has the field `{name}` twice"),
+            Wrong::TooMany => format!("has more than {FIELDS_MAX} fields"),
+        }
+    }
+}
+
+fn parse_object(text: &[u8]) -> Result<Fields<'_>, Wrong> {
+    struct Object<'w>(&'w mut Option<Wrong>);
+    impl<'a> Visitor<'a> for Object<'_> {
         type Value = Fields<'a>;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("an object")
@@ -67,24 +81,31 @@ fn parse_object(text: &[u8]) -> serde_json::Result<Fields<'_>> {
         fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Fields<'a>, A::Error> {
             let mut fields = Fields::with_capacity(8);
             while let Some(key) = map.next_key::<Key<'a>>()? {
-                if fields.len() >= FIELDS_MAX || fields.iter().any(|(k, _)| *k == key.0) {
-                    return Err(A::Error::custom("a field is given twice, or there are too many"));
+                let wrong = if fields.iter().any(|(k, _)| *k == key.0) {
+                    Some(Wrong::Twice(shown(&key.0)))
+                } else {
+                    (fields.len() >= FIELDS_MAX).then_some(Wrong::TooMany)
+                };
+                if wrong.is_some() {
+                    *self.0 = wrong;
+                    return Err(A::Error::custom("refused"));
                 }
                 fields.push((key.0, map.next_value()?));
             }
             Ok(fields)
         }
     }
+    let mut wrong = None;
     let mut deserializer = serde_json::Deserializer::from_slice(text);
-    let fields = deserializer.deserialize_map(Object);
-    // A wrong kind of value may still be followed by rubbish; syntax comes first.
+    let fields = deserializer.deserialize_map(Object(&mut wrong));
     match fields {
-        Ok(fields) => deserializer.end().map(|()| fields),
-        Err(error) if error.is_data() => {
-            serde_json::from_slice::<&RawValue>(text)?;
-            Err(error)
-        }
-        Err(error) => Err(error),
+        Ok(fields) => deserializer.end().map(|()| fields).map_err(Wrong::NotJson),
+        // A wrong kind of value may still be followed by rubbish; syntax comes first.
+        Err(error) if error.is_data() => match serde_json::from_slice::<&RawValue>(text) {
+            Ok(_) => Err(wrong.unwrap_or(Wrong::NotAnObject)),
+            Err(error) => Err(Wrong::NotJson(error)),
+        },
+        Err(error) => Err(Wrong::NotJson(error)),
     }
 }
 
@@ -110,13 +131,18 @@ impl<'de> serde::Deserialize<'de> for Key<'de> {
     }
 }
 
+/// A name that a client made up, as it can stand in an answer.
+fn shown(name: &str) -> String {
+    name.chars().take(64).flat_map(char::escape_debug).collect()
+}
+
 /// Complains about a field that this object does not have.
 pub fn unknown(field: &str, known: &[&str]) -> Problem {
-    let mut name = String::new();
-    for c in field.chars().take(64) {
-        name.extend(c.escape_debug());
+    let name = shown(field);
+    match known {
+        [] => Problem::field(name, "there is no such field here, and no other"),
+        _ => Problem::field(name, format!("there is no such field here; there are: {}", known.join(", "))),
     }
-    Problem::field(name, format!("there is no such field here; there are: {}", known.join(", ")))
 }
 
 /// Finds the field's own name among those known, or complains.
@@ -291,6 +317,12 @@ mod tests {
         for wrong in ["[]", "1", "null", "\"x\"", "{\"a\":1,\"a\":2}", "{\"a\":1,\"\\u0061\":2}"] {
             assert_eq!(code(wrong), "invalid_field", "{wrong}");
         }
+        let detail = |body: &'static str| match object(&Bytes::from_static(body.as_bytes())) {
+            Err(Problem::Field { detail, .. }) => detail.into_owned(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(detail("[]"), "the body must be a JSON object");
+        assert_eq!(detail("{\"a\":1,\"\\u0061\":2}"), "the body has the field `a` twice");
         assert_eq!(object(&Bytes::from_static(b"{\"a\":\"\xff\"}")).map(|_| ()).unwrap_err().code(), "not_json");
     }
 

@@ -108,7 +108,7 @@ pub fn raw(
     let content = match content_type {
         Some(kind) if is_json(kind) => {
             if body.iter().all(u8::is_ascii_whitespace) {
-                return Err(Problem::Empty);
+                return Err(Problem::NoPayload);
             }
             // Kept with the white space around it: the bytes as they came.
             serde_json::from_slice::<&RawValue>(&body)
@@ -197,8 +197,7 @@ pub fn option(submit: &mut Submit, value: Value<'_>) -> Result<(), Problem> {
         "class" => submit.class = class(value)?,
         "delay_ms" => start(submit, value.field, Start::DelayMs(value.u64()?))?,
         "run_at" => {
-            let clock = time::parse(&value.string()?)
-                .ok_or_else(|| Problem::field(value.field, "must be a time as in RFC 3339: 2030-01-31T12:00:00Z"))?;
+            let clock = time::parse(&value.string()?).ok_or_else(|| Problem::field(value.field, time::WANTED))?;
             start(submit, value.field, Start::At(clock))?;
         }
         "max_attempts" => submit.max_attempts = Some(value.u32()?),

@@ -5,6 +5,10 @@ use jiff::fmt::StdIoWrite;
 use jiff::fmt::temporal::DateTimePrinter;
 use leasehold_core::store::{Clock, SCORE_MAX};
 
+/// What [`parse`] reads.
+pub const WANTED: &str =
+    "must be a time as in RFC 3339, as 2030-01-31T12:00:00Z, and not after 2255-06-05T23:47:34.740Z";
+
 const PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
 
 /// Writes the time in quotes. Microseconds are cut off.
@@ -54,5 +58,8 @@ mod tests {
         ] {
             assert_eq!(parse(bad), None, "{bad}");
         }
+        let last = text(SCORE_MAX);
+        assert!(WANTED.contains(last.trim_matches('"')), "{last}");
+        assert!(parse(last.trim_matches('"')).is_some());
     }
 }

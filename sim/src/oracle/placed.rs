@@ -295,7 +295,12 @@ impl Oracle {
             let member = keys::member(job);
             let there =
                 PoolFacts::units(&facts.holders, &member).iter().filter(|u| u.0 == version && u.2 > w.clock).count();
-            if current && Some(there) == lease.placed().map(|p| p.cost as usize) && !self.clock_back {
+            let Some(placed) = lease.placed() else { continue };
+            let mut probes = self.probes.get(&keys::probe(&placed.upstream)).into_iter().flatten();
+            let unit =
+                |probe: &Name| keys::holder_of(probe).is_some_and(|(of, nonce, _)| of == member && nonce == version);
+            let tried = !placed.probe || probes.any(|(probe, end)| unit(probe) && *end > w.clock);
+            if current && tried && there == placed.cost as usize && !self.clock_back {
                 return lied(w, request, outcome, "its slots stand");
             }
         }

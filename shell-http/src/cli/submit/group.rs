@@ -104,7 +104,11 @@ impl Submit {
         self.print_group(&end, tally)?;
         match end["status"].as_str() {
             Some("succeeded") => Ok(()),
-            other => Err(Failed::Because(format!("the group ended {}", other.unwrap_or("unknown")))),
+            // The group that was printed says so, too.
+            other => {
+                say!("the group ended {}", printable(other.unwrap_or("unknown")));
+                Err(Failed::Quietly)
+            }
         }
     }
 

@@ -40,7 +40,9 @@ stay the same from run to run: a second run submits only what is new. When inter
 what was submitted, and with which prefix to go on.
 
 With --json each job is an object on a line of its own, {\"id\", \"name\", \"status\"}, or, if it was not
-submitted, {\"name\", \"problem\": {\"code\", \"detail\", \"status\"?}}.
+submitted, {\"name\", \"problem\": {\"code\", \"detail\", \"status\"?}}. With --group it is one object, the group as in
+the answer of GET /v1/groups/{id}: once all its children are submitted, with --wait once it has ended. What
+ended the command early is a last line {\"problem\": {\"code\", \"detail\", \"status\"?}}.
 
 Examples:
   leasehold submit --queue docs --key-prefix import-7 docs/*.txt
@@ -98,9 +100,9 @@ pub struct Submit {
     /// Show no progress
     #[arg(long, short)]
     quiet: bool,
-    /// Print JSON, an object for each job
+    /// Print JSON, an object for each job, or for the group
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Why a job was not submitted.
@@ -174,8 +176,12 @@ impl Submit {
                 Ok(())
             }
             0 => Ok(()),
-            n if self.wait => Err(Failed::Because(format!("{n} of the jobs did not succeed or were not submitted"))),
-            n => Err(Failed::Because(format!("{n} of the jobs were not submitted"))),
+            // Which, and why, has been told of each.
+            n => {
+                let what = if self.wait { "did not succeed or were not submitted" } else { "were not submitted" };
+                say!("{n} of the jobs {what}");
+                Err(Failed::Quietly)
+            }
         }
     }
 
@@ -250,7 +256,7 @@ impl Submit {
     fn with(&self, failed: Failed, more: &str) -> Failed {
         match failed {
             Failed::Signal { number, why } => Failed::Signal { number, why: format!("{why}: {more}") },
-            Failed::Unreachable(why) => Failed::Unreachable(format!("{why} {more}")),
+            Failed::Unreachable { why, said } => Failed::Unreachable { why: format!("{why} {more}"), said },
             other => other,
         }
     }

@@ -162,10 +162,10 @@ impl Sender {
                         break;
                     }
                 };
-                items = self.outcomes(items, &answer).await?;
-                if !items.is_empty() {
-                    let problem = "the server could not take all of the jobs now".into();
-                    let trouble = Trouble::Later { problem, after: Duration::from_secs(1) };
+                let why;
+                (items, why) = self.outcomes(items, &answer).await?;
+                if let Some(refused) = why {
+                    let trouble = Trouble::Later { refused, after: Duration::from_secs(1) };
                     if begun.elapsed() >= self.all.patience {
                         self.give_up(trouble).await;
                         return Err(Over);
@@ -177,17 +177,21 @@ impl Sender {
         Ok(())
     }
 
-    /// Tells what became of each, and gives those that are to be sent again.
-    async fn outcomes(&self, items: Vec<Item>, answer: &Value) -> Result<Vec<Item>, Over> {
+    /// Tells what became of each, and gives those that are to be sent again, and why if there are any.
+    async fn outcomes(&self, items: Vec<Item>, answer: &Value) -> Result<(Vec<Item>, Option<Refused>), Over> {
         let mut results = answer["results"].as_array().into_iter().flatten();
-        let mut again = Vec::new();
+        let (mut again, mut why) = (Vec::new(), None);
         for item in items {
-            match outcome(results.next().unwrap_or(&Value::Null)) {
+            let result = results.next().unwrap_or(&Value::Null);
+            match outcome(result) {
                 Some(id) => self.tell(item.name, id).await?,
-                None => again.push(item),
+                None => {
+                    why = why.or_else(|| Some(not_now(result)));
+                    again.push(item);
+                }
             }
         }
-        Ok(again)
+        Ok((again, why))
     }
 
     async fn raw(&mut self, item: Item) -> Result<(), Over> {
@@ -239,6 +243,17 @@ fn problem(refused: &Refused) -> Problem {
     Problem { status, code: refused.code.clone(), detail: refused.detail.clone() }
 }
 
+/// Why an item is to be sent again.
+fn not_now(result: &Value) -> Refused {
+    let text = |key: &str| result["problem"][key].as_str().map(str::to_owned);
+    let status = result["status"].as_u64().and_then(|s| StatusCode::from_u16(u16::try_from(s).ok()?).ok());
+    Refused {
+        status: status.unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
+        code: text("code").unwrap_or_else(|| "outcome_unknown".into()),
+        detail: text("detail").unwrap_or_else(|| "The server's answer does not say what became of the job.".into()),
+    }
+}
+
 /// The job's id, or why there is none; `None`: later.
 fn outcome(result: &Value) -> Option<Result<String, Problem>> {
     match result["status"].as_u64() {
@@ -262,6 +277,9 @@ mod tests {
         assert_eq!(outcome(&json!({"status": 201, "job": {"id": "x"}})), Some(Ok("x".into())));
         assert_eq!(outcome(&json!({"status": 503, "problem": {}})), None);
         assert_eq!(outcome(&Value::Null), None);
+        assert_eq!(not_now(&Value::Null).code, "outcome_unknown");
+        let full = not_now(&json!({"status": 503, "problem": {"code": "store_full", "detail": "d"}}));
+        assert_eq!(full.to_string(), "503 store_full: d");
         let refused =
             outcome(&json!({"status": 422, "problem": {"code": "invalid_field", "field": "f", "detail": "d"}}));
         let problem = Problem { status: Some(422), code: "invalid_field".into(), detail: "f: d".into() };

@@ -95,7 +95,7 @@ pub struct Work {
     content_type: Option<String>,
     /// Print JSON, an object for each attempt
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// Say on standard error how each attempt ended
     #[arg(long, short)]
     verbose: bool,
