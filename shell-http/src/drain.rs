@@ -73,7 +73,7 @@ impl Serving {
         let end = Instant::now() + grace;
         // An answer that is begun at the last moment is also to be read.
         let closing = end.checked_sub(RESERVE.min(grace / 2)).unwrap_or(end);
-        self.app.drain();
+        self.app.draining.store(true, Ordering::Relaxed);
         tokio::select! {
             () = self.serve() => {}
             // The replica first: polls that wait are answered, and it hands out no more.

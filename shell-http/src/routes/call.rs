@@ -13,9 +13,8 @@ use hyper::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HOST, HeaderName, H
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, StatusCode, Version};
 use leasehold_core::request::{Inspect, List, SlotId};
-use leasehold_core::{Failure, Outcome, Request, Response as Answer};
+use leasehold_core::{Failure, Request, Response as Answer};
 use serde_json::value::RawValue;
-use tokio::sync::Notify;
 
 use super::answer::{self, batch_answer};
 use super::{Arguments, Call, ROUTES, Route, Takes, events, find, groups, page};
@@ -54,9 +53,7 @@ pub struct App {
     pub metrics: metrics::Cache,
     pub gateway: Arc<Gateway>,
     /// Told to end: claims are refused, and each answer is its connection's last.
-    draining: AtomicBool,
-    /// Whoever waits for that.
-    told: Notify,
+    pub draining: AtomicBool,
     /// About to stop listening: only what ends or extends a lease is still taken.
     pub closing: AtomicBool,
     pub started: Instant,
@@ -74,7 +71,6 @@ impl App {
             metrics: metrics::Cache::default(),
             gateway,
             draining: AtomicBool::new(false),
-            told: Notify::new(),
             closing: AtomicBool::new(false),
             started: Instant::now(),
             ids: RequestIds::new(),
@@ -83,33 +79,6 @@ impl App {
 
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
-    }
-
-    pub fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
-        self.told.notify_waiters();
-    }
-
-    /// Returns when the server has been told to end.
-    pub async fn drained(&self) {
-        // Before the look: whoever is told in between is woken all the same.
-        let told = self.told.notified();
-        if !self.is_draining() {
-            told.await;
-        }
-    }
-
-    /// Asks for something that is only looked at, and may be waited for: not any longer when the server is told to
-    /// end. The replica ends the waits that it has by then, but not one that it comes to a moment later.
-    async fn look(&self, request: Request, wait_ms: u64) -> Outcome {
-        if wait_ms == 0 {
-            return self.driver.ask(request).await;
-        }
-        tokio::select! {
-            biased;
-            outcome = self.driver.ask(request) => outcome,
-            () = self.drained() => Err(Failure::Draining { retry_after_ms: 1_000 }),
-        }
     }
 }
 
@@ -285,9 +254,7 @@ async fn call(
         Call::Purge => decode::purge(name(), body)?,
         Call::CreateGroup => Request::CreateGroup(Box::new(group::create(body, carried(headers)?)?)),
         Call::Group => {
-            let wait_ms = decode::group(query)?;
-            let request = Request::Group { tenant: tenant(), group: group::id(&argument)?, wait_ms };
-            return answer::outcome(app.look(request, wait_ms).await);
+            Request::Group { tenant: tenant(), group: group::id(&argument)?, wait_ms: decode::group(query)? }
         }
         Call::ExtendGroup => {
             let (from, children) = group::extend(body)?;
@@ -313,8 +280,7 @@ async fn call(
                 return Ok(events::stream(app.clone(), asked));
             }
             let decode::Events { after, limit, wait_ms } = asked;
-            let request = Request::Events { tenant: tenant(), after, limit, wait_ms };
-            return answer::outcome(app.look(request, wait_ms).await);
+            Request::Events { tenant: tenant(), after, limit, wait_ms }
         }
         Call::Audit => Request::Audit { cursor: decode::audit(query)?, repair: false },
         Call::Repair => Request::Audit { cursor: decode::audit(query)?, repair: true },

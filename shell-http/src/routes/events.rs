@@ -44,8 +44,6 @@ pub fn stream(app: Arc<App>, asked: Events) -> Response {
         let gone = pieces.clone();
         tokio::select! {
             () = gone.closed() => {}
-            // What has been read by then is sent; the rest is there for whoever comes back.
-            () = app.drained() => {}
             () = send(&app, asked, pieces) => {}
         }
     });
@@ -56,13 +54,13 @@ pub fn stream(app: Arc<App>, asked: Events) -> Response {
     response
 }
 
-/// Sends until the client goes or the store fails; the client comes back with the id of the last event that it
-/// has seen.
+/// Sends until the client goes, the server drains or the store fails; the client comes back with
+/// the id of the last event that it has seen.
 async fn send(app: &App, mut asked: Events, pieces: mpsc::Sender<Piece>) {
     if pieces.send(Ok(Bytes::from_static(b": leasehold events\n\n"))).await.is_err() {
         return;
     }
-    loop {
+    while !app.is_draining() {
         let begun = Instant::now();
         let (after, limit) = (asked.after, asked.limit);
         let request = Request::Events { tenant: TENANT.into(), after, limit, wait_ms: KEEP_ALIVE_MS };
