@@ -11,7 +11,7 @@ use leasehold_core::store::{Clock, SCORE_MAX};
 
 use super::facts::Facts;
 use super::groups::Book;
-use super::{Oracle, Promise, Track, Violation, broken};
+use super::{GroupTrack, Oracle, Promise, Track, Violation, broken};
 
 impl Oracle {
     /// A child that is there: what it was asked to be. No child without its group.
@@ -99,8 +99,13 @@ impl Oracle {
         let [(book, score)] = f.books.as_slice() else {
             let gone = status.is_none() && f.books.is_empty();
             let group = self.groups.get(&id);
+            let through = |g: &GroupTrack| g.facts.main.as_ref().is_none_or(|m| m.expiry.is_some());
+            // Its page may be among the commits that the store forgot.
+            let beyond = |g: &GroupTrack| {
+                g.facts.main.as_ref().and_then(|m| m.value.as_ref()).is_some_and(|group| index >= group.filled)
+            };
             // Never created, or removed with its group.
-            if gone && group.is_none_or(|g| g.facts.main.as_ref().is_none_or(|m| m.expiry.is_some())) {
+            if gone && group.is_none_or(|g| through(g) || beyond(g)) {
                 return Ok(());
             }
             return Err(format!("in {} books of its group", f.books.len()));
