@@ -200,6 +200,8 @@ impl World {
                 match fault.kind {
                     // It has not come back from the last time.
                     _ if !process.is_there() => {}
+                    // Told twice, a server goes at once.
+                    Kind::End if process.is_ending() => {}
                     Kind::Kill => process.kill()?,
                     Kind::Stop => process.signal(Signal::STOP)?,
                     _ => process.tell()?,
