@@ -352,6 +352,42 @@ fn a_claim_by_name_whose_reply_is_lost_is_had_once() {
     }
 }
 
+/// The last slot is somebody's when the claim is sent again, and free when its first copy arrives.
+#[test]
+fn a_claim_that_was_refused_is_not_applied_behind_its_askers_back() {
+    let mut w = world(1, None);
+    let job = submit(&mut w, |_| {});
+    let call = w.ask(1, asked(&UPSTREAMS, 1, 0));
+    let (id, copy) = loop {
+        let (id, op) = w.replicas[1].calls.pop_front().expect("it asks the store");
+        if matches!(op, StoreOp::Commit(_)) {
+            break (id, op);
+        }
+        let reply = w.apply(&op);
+        w.input(1, Input::StoreReply { id, reply });
+    };
+    let slot = Acquire {
+        tenant: T.into(),
+        pool: P.into(),
+        slot: Some("s".into()),
+        class: Class::Interactive,
+        cost: 1,
+        holder: None,
+        lease_ms: None,
+        wait_ms: 0,
+    };
+    let Ok(Response::Slot { id: taken, .. }) = w.call(0, Request::Acquire(Box::new(slot))) else { panic!("no slot") };
+    w.input(1, Input::StoreReply { id, reply: Err(StoreError::Unknown) });
+    w.to(w.now_ms + 1_500);
+    assert_eq!(in_use(&w), [1, 0], "what was sent again was refused");
+    w.call(0, Request::ReleaseSlot { tenant: T.into(), pool: P.into(), slot: taken }).unwrap();
+    w.apply(&copy).unwrap();
+    assert_eq!(in_use(&w), [1, 0], "now its first copy was applied");
+    w.to(w.now_ms + 6_000);
+    let found = had(&mut w, 1, call).expect("it is answered");
+    assert_eq!(found.iter().map(|one| one.job.id).collect::<Vec<_>>(), [job]);
+}
+
 #[test]
 fn bad_requests_for_jobs_are_refused() {
     let mut w = world(1, None);
