@@ -360,8 +360,12 @@ fn one_whose_record_is_lost_while_it_waits_comes_anew_and_leaves_its_old_place()
     let (_, member) = w.store.members(&keys::waiting(P, Class::System))[0].clone();
     assert!(w.store.evict(&keys::slots(P).join(&member)));
     release(&mut w, 0, &holder);
-    w.to(w.now_ms + 3_000);
-    assert!(had(&mut w, 0, waits).is_some());
+    // Looked at in the moment of the grant: what is left behind is tidied away later.
+    let until = w.now_ms + 3_000;
+    while had(&mut w, 0, waits).is_none() {
+        assert!(w.now_ms < until, "it was granted nothing");
+        w.to(w.now_ms + 10);
+    }
     assert_eq!(entries(&w), [1, 0, 0, 0, 0, 0, 0, 0], "it holds and does not wait");
 }
 
