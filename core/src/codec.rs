@@ -54,8 +54,18 @@ pub fn decode_with<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<(T,
     }
 }
 
+/// Whether a newer release wrote this record, whatever is in it.
+#[must_use]
+pub fn is_newer(bytes: &[u8]) -> bool {
+    let Some((body, check)) = bytes.split_last_chunk::<4>().filter(|(body, _)| body.first() > Some(&FORMAT)) else {
+        return false;
+    };
+    xxh3_64(body) as u32 == u32::from_le_bytes(*check)
+}
+
 /// A record of which is known only that a newer release wrote it.
-pub(crate) fn newer() -> Bytes {
+#[must_use]
+pub fn newer() -> Bytes {
     let mut out = alloc::vec![FORMAT + 1];
     let check = xxh3_64(&out) as u32;
     out.extend_from_slice(&check.to_le_bytes());

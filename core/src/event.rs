@@ -115,6 +115,15 @@ impl Item {
     }
 }
 
+/// Of which kind is what one append holds.
+#[must_use]
+pub fn kind_of(item: &[u8]) -> Option<Kind> {
+    match codec::decode::<Item>(item).ok()? {
+        Item::One(event) => Some(event.kind),
+        Item::Claimed { .. } => Some(Kind::Claimed),
+    }
+}
+
 /// Unfolds log entries into events after `after`, at most `limit`. Items that cannot be read are
 /// passed over. Returns the cursor to go on from.
 pub(crate) fn unfold(log: &[LogEntry], after: EventCursor, limit: usize) -> (Vec<EventView>, EventCursor) {

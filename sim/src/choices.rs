@@ -60,6 +60,7 @@ topics! {
     Pools "pools" false,
     Script "script" false,
     Dispatcher "dispatcher" false,
+    Aim "aim" true,
 }
 
 /// One stream of draws: a topic and the actor concerned.

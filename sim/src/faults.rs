@@ -4,9 +4,10 @@
 use leasehold_core::Name;
 use leasehold_core::store::model::Model;
 
-use crate::choices::{Choices as _, Topic};
+use crate::choices::{Choices as _, Label, Topic};
 use crate::oracle::Damage;
 use crate::setup::{MILLI, Regime, SECOND};
+use crate::tables::Blow;
 use crate::world::{Event, Phase, World};
 
 impl World {
@@ -23,7 +24,7 @@ impl World {
         }
         let at = Topic::Chaos.of(0);
         let f = &self.setup.faults;
-        let weights: [(u32, &'static str); 14] = [
+        let weights: [(u32, &'static str); 15] = [
             (f.crash, "crash"),
             (f.pause, "pause"),
             (f.cut_store, "cut_store"),
@@ -38,6 +39,7 @@ impl World {
             (f.drop_entry, "drop_entry"),
             (f.corrupt, "corrupt"),
             (f.lose_commits, "lose_commits"),
+            (f.newer, "newer"),
         ];
         let garbage = f.garbage > 0;
         let total: u32 = weights.iter().map(|w| w.0).sum();
@@ -55,6 +57,7 @@ impl World {
         if let Some(name) = chosen {
             self.strike(name);
         }
+        self.lay_bait();
         if garbage && self.choices.draw(at, 4) == 3 {
             self.store.tick(self.now);
             let before = self.before();
@@ -66,7 +69,7 @@ impl World {
         self.schedule(after, Event::Chaos);
     }
 
-    fn strike(&mut self, name: &'static str) {
+    pub fn strike(&mut self, name: &'static str) {
         self.fault(name);
         let at = Topic::Chaos.of(1);
         let r = self.choices.draw(at, self.hosts.len() as u64) as usize;
@@ -109,11 +112,13 @@ impl World {
             }
             "store_clock" => {
                 let by = self.choices.between(at, 100 * MILLI, 20 * SECOND);
+                self.blow_all(Blow::StoreClock, None);
                 self.store.stepped += by as i64;
             }
             "store_clock_back" => {
                 let by = self.choices.between(at, MILLI, 3 * SECOND);
                 let newest = self.store.tick(self.now);
+                self.blow_all(Blow::StoreClock, None);
                 self.store.stepped -= by as i64;
                 self.store.tick(self.now);
                 self.oracle.clock_went_back(newest);
@@ -124,9 +129,11 @@ impl World {
                 self.schedule(after, Event::Room);
             }
             "evict" => self.evict(),
+            "evict job" => self.evict_job(),
             "drop_entry" => self.drop_entry(),
             "corrupt" => self.corrupt(),
             "lose_commits" => self.lose_commits(),
+            "newer" => self.newer(),
             _ => {}
         }
     }
@@ -143,10 +150,34 @@ impl World {
         self.agree(theirs);
     }
 
+    /// A rolling upgrade has gone further than these replicas: any record is of a format that they cannot read,
+    /// until they are upgraded as well. They leave it as it is.
+    fn newer(&mut self) {
+        let at = Topic::Chaos.of(6);
+        let Some(key) = self.any_record(at) else { return };
+        let until = self.now + self.choices.between(at, 500 * MILLI, 15 * SECOND);
+        self.say_fault(&format!("newer {key}"));
+        self.oracle.newer.insert(key.clone());
+        self.links.newer.insert(key, until);
+    }
+
+    fn evict_job(&mut self) {
+        let keys: Vec<Name> = self.store.model.records(b"job/").map(|(k, _)| k.clone()).collect();
+        let at = self.choices.draw(Topic::Aim.of(2), keys.len().max(1) as u64) as usize;
+        if let Some(key) = keys.get(at) {
+            self.evict_key(key);
+        }
+    }
+
     /// Any record vanishes.
     fn evict(&mut self) {
         debug_assert_eq!(self.setup.regime, Regime::EvictKeys);
-        let at = Topic::Chaos.of(2);
+        if let Some(key) = self.any_record(Topic::Chaos.of(2)) {
+            self.evict_key(&key);
+        }
+    }
+
+    fn any_record(&mut self, at: Label) -> Option<Name> {
         // By kind first, so that rare kinds are met as well.
         let prefixes: [&[u8]; 13] = [
             b"job/",
@@ -165,8 +196,7 @@ impl World {
         ];
         let prefix = *self.choices.pick(at, &prefixes);
         let keys: Vec<Name> = self.store.model.records(prefix).map(|(k, _)| k.clone()).collect();
-        let Some(key) = keys.get(self.choices.draw(at, keys.len().max(1) as u64) as usize) else { return };
-        self.evict_key(key);
+        keys.get(self.choices.draw(at, keys.len().max(1) as u64) as usize).cloned()
     }
 
     pub fn evict_key(&mut self, key: &Name) {
@@ -231,6 +261,7 @@ impl World {
         let before = self.before();
         let lost = self.store.model.lose_newest(n);
         self.follow(before);
+        self.forgotten(lost);
         self.digest.num(lost as u64);
         self.say_fault(&format!("{lost} commits are forgotten"));
         self.oracle.rewound(&self.store.model, lost);

@@ -9,6 +9,7 @@
 //! [`oracle`] (what must hold), [`liveness`] (the phases of a run), [`scenarios`] (scripted worlds), [`sweep`] (every
 //! fault at every place of them), [`scope`] (small worlds, exhaustively).
 
+pub mod aim;
 pub mod calls;
 pub mod choices;
 pub mod clients;
@@ -31,9 +32,11 @@ pub mod soak;
 pub mod store;
 pub mod strikes;
 pub mod sweep;
+pub mod tables;
 pub mod tape;
 pub mod timeline;
 pub mod trace;
+pub mod tried;
 pub mod twin;
 pub mod users;
 pub mod workers;

@@ -1,16 +1,18 @@
 //! The links: what happens to an envelope between client and replica, and between replica and store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use leasehold_core::store::{Answer, Commit, CommitReply, Store as _, StoreError};
-use leasehold_core::{Input, Outcome, RequestId, StoreAnswer, StoreId, StoreOp};
+use leasehold_core::codec;
+use leasehold_core::store::{Answer, Commit, CommitReply, Read, Record, Snapshot, Store as _, StoreError};
+use leasehold_core::{Input, Name, Outcome, RequestId, StoreAnswer, StoreId, StoreOp};
 
 use crate::calls::{CallId, Caller, Heard, Instant};
 use crate::choices::{Choices as _, Topic};
 use crate::oracle::Promise;
 use crate::setup::{MILLI, SECOND};
 use crate::strikes::Kind;
+use crate::tables::{Blow, Deed};
 use crate::world::{Event, Micros, Phase, World};
 
 /// By how much a late envelope is late: longer than anybody waits for it.
@@ -25,6 +27,12 @@ pub struct Links {
     pub from_replica: Vec<Micros>,
     /// Orders of a script for the next commits of any replica, first come, first served.
     pub orders: Vec<Order>,
+    /// Something is aimed at that comes twice.
+    pub repeats: bool,
+    /// Records that a newer release is said to have written, and until when.
+    pub newer: BTreeMap<Name, Micros>,
+    /// What the newest transactions did, where a fail-over may forget it.
+    pub newest: VecDeque<Option<Deed>>,
     /// Which transactions of the latest commits were applied, for those that come again.
     done: BTreeMap<(usize, u32, StoreId), Vec<bool>>,
 }
@@ -50,6 +58,9 @@ impl Links {
             to_replica: none.clone(),
             from_replica: none,
             orders: Vec::new(),
+            repeats: false,
+            newer: BTreeMap::new(),
+            newest: VecDeque::new(),
             done: BTreeMap::new(),
         }
     }
@@ -106,12 +117,15 @@ impl World {
         let again = Event::AtStore { replica, epoch, id, op: op.clone(), answer: false, again: true };
         if self.strikes.on {
             if self.struck(Kind::Unavailable) {
-                return self.reply_to(r, epoch, id, Err(StoreError::Unavailable));
+                self.blow(Blow::Refused, &op, false);
+                return self.reply_to(r, epoch, id, &op, Err(StoreError::Unavailable));
             }
             if self.struck(Kind::RequestLost) {
+                self.blow(Blow::RequestLost, &op, false);
                 return;
             }
             if self.struck(Kind::RequestLate) {
+                self.blow(Blow::RequestLate, &op, false);
                 return self.schedule(after + LATE, at_store(true));
             }
             if matches!(&*op, StoreOp::Commit(_)) && self.struck(Kind::Twice) {
@@ -124,6 +138,14 @@ impl World {
             Order::LoseReply => return self.schedule(after, at_store(false)),
             Order::Late(late) => return self.schedule(after + late, at_store(false)),
             Order::Twice(later) => self.schedule(after + later, again.clone()),
+        }
+        if self.aim.is_some() {
+            if !self.aim_at_request(r, epoch, id, &op, after) {
+                return;
+            }
+            if self.aimed(&op, true, &[Blow::Repeated]).is_some() {
+                self.schedule(after + 3 * SECOND, again.clone());
+            }
         }
         if !self.chaotic() {
             if self.links.to_store[r] <= self.now {
@@ -138,18 +160,24 @@ impl World {
         if self.choices.chance(label, error) {
             // The call fails at once: before it was sent, or after.
             if self.choices.draw(label, 2) == 0 {
-                return self.reply_to(r, epoch, id, Err(StoreError::Unavailable));
+                self.blow(Blow::Refused, &op, false);
+                return self.reply_to(r, epoch, id, &op, Err(StoreError::Unavailable));
             }
-            self.reply_to(r, epoch, id, Err(StoreError::Unknown));
+            self.blow(Blow::Broken, &op, false);
+            self.reply_to(r, epoch, id, &op, Err(StoreError::Unknown));
             if self.choices.draw(label, 3) > 0 {
                 self.schedule(after, at_store(false));
             }
             return;
         }
-        if self.links.to_store[r] > self.now || self.choices.chance(label, lost) {
-            return;
+        if self.links.to_store[r] > self.now {
+            return self.blow(Blow::CutOff, &op, false);
+        }
+        if self.choices.chance(label, lost) {
+            return self.blow(Blow::RequestLost, &op, false);
         }
         if self.choices.chance(label, late) {
+            self.blow(Blow::RequestLate, &op, false);
             let late = self.choices.between(label, 100 * MILLI, 7 * SECOND);
             return self.schedule(after + late, at_store(true));
         }
@@ -163,7 +191,7 @@ impl World {
     /// A request reaches the store. `again`: it did before; what it did then is done once more, which must
     /// change nothing (law 3). A transport that repeats a request on its own, *whatever* became of it, is
     /// outside the contract: a shell must see to it that its client library does not.
-    pub fn at_store(&mut self, r: usize, epoch: u32, id: StoreId, op: &StoreOp, answer: bool, again: bool) {
+    pub fn at_store(&mut self, r: usize, epoch: u32, id: StoreId, op: &Arc<StoreOp>, answer: bool, again: bool) {
         if self.struck(Kind::StoreClock) {
             self.store.stepped += 20 * SECOND as i64;
         }
@@ -172,14 +200,23 @@ impl World {
             self.schedule(10 * SECOND, Event::Room);
         }
         self.store.tick(self.now);
+        match self.aimed(op, false, &[Blow::StoreDown, Blow::StoreFull]) {
+            Some(Blow::StoreDown) => self.store.down_until = self.now + 2 * SECOND,
+            Some(_) => {
+                self.store.model.full = true;
+                self.schedule(2 * SECOND, Event::Room);
+            }
+            None => {}
+        }
         if self.store.down_until > self.now {
             let label = Topic::StoreReply.of(r);
+            self.blow(Blow::StoreDown, op, false);
             if answer && self.choices.draw(label, 2) == 1 {
-                self.reply_to(r, epoch, id, Err(StoreError::Unavailable));
+                self.reply_to(r, epoch, id, op, Err(StoreError::Unavailable));
             }
             return;
         }
-        let reply = match op {
+        let reply = match &**op {
             StoreOp::Read(read) => {
                 self.counts.reads += 1;
                 let mut answer = self.store.model.read(read);
@@ -188,6 +225,11 @@ impl World {
                     if let Some(theirs) = self.agree(theirs) {
                         answer = Ok(theirs);
                     }
+                }
+                if !self.links.newer.is_empty()
+                    && let Ok(answer) = &mut answer
+                {
+                    self.as_newer(read, answer);
                 }
                 answer.map(StoreAnswer::Read)
             }
@@ -201,45 +243,92 @@ impl World {
             return;
         }
         let label = Topic::StoreReply.of(r);
-        if self.links.from_store[r] > self.now || self.struck(Kind::ReplyLost) {
-            return;
+        let applied = reply.is_ok();
+        if self.aim.is_some() && applied {
+            if !self.aim_at_reply(r, epoch, id, op) {
+                return;
+            }
+            if self.aimed(op, true, &[Blow::ReplyTwice]).is_some() {
+                self.blow(Blow::ReplyTwice, op, applied);
+                self.reply_to(r, epoch, id, op, reply.clone());
+            }
+        }
+        if self.links.from_store[r] > self.now {
+            return self.blow(Blow::CutOff, op, applied);
+        }
+        if self.struck(Kind::ReplyLost) {
+            return self.blow(Blow::ReplyLost, op, applied);
         }
         if self.struck(Kind::Broken) {
-            return self.reply_to(r, epoch, id, Err(StoreError::Unknown));
+            self.blow(Blow::Broken, op, applied);
+            return self.reply_to(r, epoch, id, op, Err(StoreError::Unknown));
         }
         if self.struck(Kind::ReplyLate) {
-            let reply = Arc::new(reply);
-            return self.schedule(LATE, Event::FromStore { replica: r as u8, epoch, id, reply });
+            let (reply, op) = (Arc::new(reply), op.clone());
+            return self.schedule(LATE, Event::FromStore { replica: r as u8, epoch, id, op, reply });
         }
         if self.struck(Kind::ReplyTwice) {
-            self.reply_to(r, epoch, id, reply.clone());
+            self.blow(Blow::ReplyTwice, op, applied);
+            self.reply_to(r, epoch, id, op, reply.clone());
         }
         if self.chaotic() {
             let (lost, twice) = (self.setup.faults.store_reply_lost, self.setup.faults.reply_twice);
             if self.choices.chance(label, lost) {
                 // Half the time the shell notices that the connection broke.
                 if self.choices.draw(label, 2) == 1 {
-                    self.reply_to(r, epoch, id, Err(StoreError::Unknown));
+                    self.blow(Blow::Broken, op, applied);
+                    self.reply_to(r, epoch, id, op, Err(StoreError::Unknown));
+                } else if applied {
+                    self.blow(Blow::ReplyLost, op, applied);
                 }
                 return;
             }
             if self.choices.chance(label, twice) {
-                self.reply_to(r, epoch, id, reply.clone());
+                if applied {
+                    self.blow(Blow::ReplyTwice, op, applied);
+                }
+                self.reply_to(r, epoch, id, op, reply.clone());
             }
         }
-        self.reply_to(r, epoch, id, reply);
+        self.reply_to(r, epoch, id, op, reply);
     }
 
-    fn reply_to(&mut self, r: usize, epoch: u32, id: StoreId, reply: Result<StoreAnswer, StoreError>) {
+    /// Records that a newer release wrote look so to whoever reads them: these replicas are too old for a while.
+    fn as_newer(&self, read: &Read, answer: &mut Snapshot) {
+        let newer = |key: &Name, record: &mut Record| {
+            if let Record::Present { bytes: Some(bytes), .. } = record
+                && self.links.newer.get(key).is_some_and(|until| *until > self.now)
+            {
+                *bytes = codec::newer();
+            }
+        };
+        read.records.iter().zip(&mut answer.records).for_each(|(key, record)| newer(key, record));
+        for (slice, entries) in read.slices.iter().zip(&mut answer.slices) {
+            for entry in entries {
+                for (prefix, record) in slice.give.iter().zip(&mut entry.records) {
+                    newer(&prefix.join(&entry.member), record);
+                }
+            }
+        }
+    }
+
+    pub fn reply_to(
+        &mut self,
+        r: usize,
+        epoch: u32,
+        id: StoreId,
+        op: &Arc<StoreOp>,
+        reply: Result<StoreAnswer, StoreError>,
+    ) {
         let after = self.store_latency(r);
-        let reply = Arc::new(reply);
-        self.schedule(after, Event::FromStore { replica: r as u8, epoch, id, reply });
+        let (reply, op) = (Arc::new(reply), op.clone());
+        self.schedule(after, Event::FromStore { replica: r as u8, epoch, id, op, reply });
     }
 
     pub fn from_store(&mut self, r: usize, epoch: u32, id: StoreId, reply: Arc<Result<StoreAnswer, StoreError>>) {
         match &*reply {
-            Ok(answer) => self.digest.answer(answer),
-            Err(error) => self.digest.tag(*error as u8),
+            Ok(answer) => self.digest.add(answer),
+            Err(error) => self.digest.num(*error as u64),
         }
         let reply = Arc::try_unwrap(reply).unwrap_or_else(|shared| (*shared).clone());
         self.input(r, epoch, Input::StoreReply { id, reply });
@@ -263,6 +352,12 @@ impl World {
         if keep > 1 && self.struck(Kind::Partial) {
             keep = 1;
         }
+        keep = self.aimed_cut(&commit.txns).unwrap_or(keep);
+        if keep < commit.txns.len() {
+            for (n, txn) in commit.txns.iter().enumerate() {
+                self.blow_txn(Blow::Partial, txn, n < keep);
+            }
+        }
         let mut answers = Vec::with_capacity(commit.txns.len());
         let mut given = Vec::new();
         let before = if again { self.links.done.remove(&call).unwrap_or_default() } else { Vec::new() };
@@ -270,10 +365,16 @@ impl World {
             if again && !before.get(n).is_some_and(|applied| *applied) {
                 continue;
             }
+            if again {
+                self.blow_txn(Blow::Repeated, txn, true);
+            }
             let one = Commit { txns: vec![txn.clone()], grows: commit.grows };
             let mut reply = match self.store.model.commit(&one) {
                 Ok(reply) => reply,
-                Err(error) => return Some(Err(error)),
+                Err(error) => {
+                    self.blow_txn(Blow::StoreFull, txn, false);
+                    return Some(Err(error));
+                }
             };
             let Some(answer) = reply.answers.pop() else { continue };
             given.push(txn.clone());
@@ -283,6 +384,7 @@ impl World {
                 Answer::Applied { .. } => self.counts.txns_applied += 1,
                 _ => self.counts.txns_refused += 1,
             }
+            self.may_be_forgotten(txn, &answer);
             answers.push(answer);
             self.hold(checked);
         }
@@ -290,7 +392,7 @@ impl World {
         let theirs = self.store.beside(|twin, model| twin.commit(model.clock(), &same, &answers));
         self.agree(theirs);
         self.notify_all();
-        if self.setup.faults.store_duplicate > 0 || self.phase == Phase::Script {
+        if self.setup.faults.store_duplicate > 0 || self.links.repeats || self.phase == Phase::Script {
             let applied = answers.iter().map(|a| matches!(a, Answer::Applied { .. })).collect();
             self.links.done.insert(call, applied);
         }
@@ -352,7 +454,8 @@ impl World {
         found.arrived = Some((Instant { change, clock, answers: host.answers, now: self.now }, host.epoch));
         host.open.insert(call);
         let (epoch, request) = (host.epoch, (*found.request).clone());
-        self.digest.text(&request);
+        self.digest.add(&request);
+        self.meets(call, clock);
         self.oracle.arrives(&self.ledger, call);
         self.input(r, epoch, Input::Request { id: RequestId(u64::from(call)), request });
     }
@@ -416,7 +519,7 @@ impl World {
             .ledger
             .get(call)
             .is_some_and(|c| matches!(&*c.request, leasehold_core::Request::Acquire(asked) if asked.slot.is_none()));
-        if unnamed && self.setup.faults.on().is_empty() {
+        if unnamed && self.setup.chaos_every_us == 0 {
             self.hung_up.push((call, self.now));
         }
         self.input(r, epoch, Input::Cancelled { id: RequestId(u64::from(call)) });

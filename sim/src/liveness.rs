@@ -66,7 +66,8 @@ impl World {
             if host.paused {
                 self.resume(r, epoch);
             }
-            if self.hosts[r].replica.as_ref().is_some_and(|r| r.stats().draining) {
+            // A replica that has met records of a newer release claims nothing until it is upgraded.
+            if self.hosts[r].replica.as_ref().is_some_and(|r| r.stats().draining || r.stats().newer_format) {
                 self.crash(r, None);
             }
             let epoch = self.hosts[r].epoch;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use sim::oracle::Promise;
 use sim::plan::{self, Plan};
 use sim::report::{self, Options, Outcome, Soak};
 use sim::scope::{self, Scope};
@@ -46,6 +47,9 @@ OPTIONS
   --out DIR             write report.txt, run.plan, trace.txt, timeline.html (open it in a browser), and a
                         recording of each replica
   --mute TOPIC          silence a kind of draw, as store-reply, chaos, crash-step, misbehave
+  --blind PROMISE       does not look at that promise: what else would catch a bug?
+  --tables              with --seeds: which state each input met, which operation each fault; exit status 14 if a
+                        cell without a reason is empty
   --digests             with --seeds: print only a digest for each seed
   --jobs N              threads (default: all cores)
   --minutes N           with shrink: how long it may look (default 5); with exhaust: for each scope (60);
@@ -67,7 +71,7 @@ EXAMPLES
   cargo run --release -p sim -- --plan /tmp/42/run.plan --trace --focus \"call 12\"
 
 EXIT STATUS
-  0 held, 1 usage, 10 safety, 11 liveness, 12 panic, 13 not deterministic
+  0 held, 1 usage, 10 safety, 11 liveness, 12 panic, 13 not deterministic, 14 something was never tried
 ";
 
 #[derive(Default)]
@@ -76,6 +80,7 @@ struct Args {
     seeds: Option<(u64, u64)>,
     plan: Option<Plan>,
     mute: Vec<sim::choices::Topic>,
+    blind: Vec<Promise>,
     keep_going: bool,
     check_determinism: bool,
     shrink: bool,
@@ -98,6 +103,7 @@ struct Args {
     out: Option<PathBuf>,
     minutes: Option<u64>,
     digests: bool,
+    tables: bool,
     jobs: Option<usize>,
     store: Option<leasehold_redis::Address>,
 }
@@ -123,6 +129,11 @@ fn parse() -> Result<Option<Args>, String> {
             Long("mute") => {
                 let name: String = parser.value().map_err(text)?.parse().map_err(text)?;
                 args.mute.push(plan::topic(&name).ok_or_else(|| format!("--mute {name}: no such topic"))?);
+            }
+            Long("blind") => {
+                let name: String = parser.value().map_err(text)?.parse().map_err(text)?;
+                let promise = Promise::ALL.iter().find(|p| p.text() == name);
+                args.blind.push(*promise.ok_or_else(|| format!("--blind {name}: no such promise"))?);
             }
             Long("jobs") => args.jobs = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("store") => {
@@ -156,6 +167,7 @@ fn parse() -> Result<Option<Args>, String> {
             Long("out") => args.out = Some(parser.value().map_err(text)?.into()),
             Long("minutes") => args.minutes = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("trace") => args.trace = true,
+            Long("tables") => args.tables = true,
             Long("digests") => args.digests = true,
             Long("help") | Short('h') => return Ok(None),
             other => return Err(other.unexpected().to_string()),
@@ -207,6 +219,7 @@ fn go(args: &Args) -> u8 {
 
 fn one(args: &Args, mut plan: Plan) -> u8 {
     plan.mute.extend(&args.mute);
+    plan.blind.clone_from(&args.blind);
     plan.store = args.store.clone();
     if args.shrink {
         return shrink(args, &plan);
@@ -391,6 +404,7 @@ fn run_seeds(args: &Args, from: u64, to: u64, stop: &AtomicBool, each: &mut dyn 
                     }
                     let mut plan = Plan::of(seed);
                     plan.mute.extend(&args.mute);
+                    plan.blind.clone_from(&args.blind);
                     plan.store = args.store.clone();
                     if sender.send(report::run(&plan)).is_err() {
                         break;
@@ -490,6 +504,15 @@ fn many(args: &Args, from: u64, to: u64) -> u8 {
         return soak.status();
     }
     print!("{}", soak.summary(started.elapsed()));
+    if args.tables {
+        print!("\n{}", soak.tried.markdown());
+        let (empty, wrong) = (soak.tried.empty(), soak.tried.wrong());
+        empty.iter().for_each(|cell| println!("never  {cell}"));
+        wrong.iter().for_each(|cell| println!("reached  {cell}"));
+        if soak.broken.is_empty() && !(empty.is_empty() && wrong.is_empty()) {
+            return report::UNTRIED;
+        }
+    }
     if args.check_determinism && !same_elsewhere(&digests) {
         return report::NOT_DETERMINISTIC;
     }

@@ -286,7 +286,11 @@ impl World {
                 let contents = self.choices.draw(at, 2) == 1;
                 Request::Children { tenant, group: id, from, limit, contents }
             }
-            5 => Request::Get { tenant, job: child },
+            5 => match self.choices.draw(at, 3) {
+                0 => Request::Get { tenant, job: child },
+                1 => Request::Payload { tenant, job: child },
+                _ => Request::Result { tenant, job: child },
+            },
             6 => Request::Cancel { tenant, job: child },
             // One that has failed, if there is one.
             7..=10 => Request::Retry { tenant, job: self.failed_child(id, owned.filled).unwrap_or(child) },

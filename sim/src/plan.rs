@@ -10,12 +10,15 @@
 //! faults; `set` fixes one draw, counted from 0, muted or not.
 
 use crate::choices::{Drawn, Label, Seeded, Topic};
+use crate::oracle::Promise;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub seed: u64,
     pub mute: Vec<Topic>,
     pub set: Vec<(Label, u64, u64)>,
+    /// Promises that are not looked at, to see what else would catch a bug; no part of the text.
+    pub blind: Vec<Promise>,
     /// A real store to run beside the model; no part of the text.
     pub store: Option<leasehold_redis::Address>,
 }

@@ -9,6 +9,7 @@ use crate::choices::{Choices as _, Topic};
 use crate::oracle::Promise;
 use crate::setup::{MILLI, SECOND};
 use crate::strikes::Kind;
+use crate::tables::Blow;
 use crate::tape::Tape;
 use crate::world::{Event, Micros, World};
 
@@ -84,7 +85,7 @@ impl World {
             tape: self.taping.then(|| Box::new(Tape::new(r, epoch, &self.setup.config, seed))),
             ..Host::default()
         };
-        self.digest.text(&("boot", r, epoch));
+        self.digest.add(&("boot", r, epoch));
         self.input(r, epoch, Input::Timer);
     }
 
@@ -117,7 +118,7 @@ impl World {
         let now = host.elapsed_ms(self.now);
         let Some(replica) = &mut host.replica else { return };
         let mut out = Outputs::new();
-        self.digest.tag(r as u8);
+        self.digest.num(r as u64);
         self.digest.num(now);
         let taped = host.tape.is_some().then(|| input.clone());
         replica.step(now, input, &mut out);
@@ -148,7 +149,7 @@ impl World {
             }
             match output {
                 Output::Store { id, op } => {
-                    self.digest.op(&op);
+                    self.digest.add(&op);
                     self.to_store(r, epoch, id, op);
                 }
                 Output::Reply { id, outcome } => self.replied(r, id.0 as CallId, outcome),
@@ -190,6 +191,7 @@ impl World {
             return;
         }
         self.counts.crashes += 1;
+        self.blow_all(Blow::Crash, Some(r));
         let host = &mut self.hosts[r];
         self.tapes.extend(host.tape.take().map(|tape| *tape));
         host.replica = None;
@@ -228,6 +230,8 @@ impl World {
             return;
         }
         host.paused = true;
+        self.blow_all(Blow::Pause, Some(r));
+        let host = &mut self.hosts[r];
         let epoch = host.epoch;
         self.schedule(length, Event::Resume { replica: r as u8, epoch });
     }
@@ -249,6 +253,7 @@ impl World {
 
     /// A replica's own clock steps forward; it is monotonic, so never back.
     pub fn step_clock(&mut self, r: usize, by: Micros) {
+        self.blow_all(Blow::ReplicaClock, Some(r));
         let host = &mut self.hosts[r];
         host.stepped += by;
         host.undisturbed_since = self.now;
@@ -262,7 +267,7 @@ impl World {
     /// A replica answered a request.
     fn replied(&mut self, r: usize, call: CallId, outcome: leasehold_core::Outcome) {
         self.digest.num(u64::from(call));
-        self.digest.text(&outcome);
+        self.digest.add(&outcome);
         self.say_reply(r, call, &outcome);
         self.judge_declared(r, call, &outcome);
         let known = self.hosts[r].open.remove(&call);

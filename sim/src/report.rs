@@ -13,6 +13,7 @@ use crate::oracle::{Promise, Violation};
 use crate::picture;
 use crate::plan::Plan;
 use crate::setup::{SECOND, Setup};
+use crate::tables::Tables;
 use crate::tape::Tape;
 use crate::timeline;
 use crate::trace::{self, Entry, Trace};
@@ -42,6 +43,8 @@ pub struct Outcome {
     pub trace: Vec<Entry>,
     /// Recordings of the replicas' lives, if they were to be made.
     pub tapes: Vec<Tape>,
+    /// What met what.
+    pub tried: Box<Tables>,
 }
 
 /// How a plan is run.
@@ -66,6 +69,7 @@ pub const SAFETY: u8 = 10;
 pub const LIVENESS: u8 = 11;
 pub const PANIC: u8 = 12;
 pub const NOT_DETERMINISTIC: u8 = 13;
+pub const UNTRIED: u8 = 14;
 
 impl Outcome {
     pub fn held(&self) -> bool {
@@ -108,6 +112,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
     world.trace = options.trace.clone();
     world.until = options.until;
     world.taping = options.tape;
+    world.blind.clone_from(&plan.blind);
     if let Some(address) = &plan.store {
         match Twin::open(address, plan.seed) {
             Ok(twin) => world.store.twin = Some(Arc::new(Mutex::new(twin))),
@@ -129,6 +134,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
         digest: world.digest.value(),
         sim_us: world.now,
         checks: world.oracle.checks(),
+        tried: std::mem::take(&mut world.oracle.tried),
         jobs: world.oracle.known().count(),
         groups: world.oracle.groups(),
         broken: world.broken.take(),
@@ -269,6 +275,7 @@ pub struct Soak {
     pub marks: BTreeMap<Mark, u64>,
     pub faults: BTreeMap<String, u64>,
     pub broken: Vec<Broken>,
+    pub tried: Tables,
 }
 
 /// A seed under which a promise broke.
@@ -317,6 +324,7 @@ impl Soak {
         self.groups += o.groups as u64;
         self.slots += o.counts.slots;
         self.checks += o.checks;
+        self.tried.add(&o.tried);
         for (mark, n) in &o.marks {
             *self.marks.entry(*mark).or_default() += n;
         }

@@ -96,6 +96,8 @@ faults! {
     corrupt,
     lose_commits,
     garbage,
+    /// A record is one of a newer release for a while.
+    newer,
 }
 
 /// How workers and clients behave, per mille.
@@ -282,6 +284,7 @@ fn draw_faults(c: &mut impl Choices, regime: Regime) -> Faults {
         corrupt: weight(1, 4),
         lose_commits: weight(2, 8),
         garbage: weight(1, 2),
+        newer: weight(1, 4),
     };
     // Going back is declared by few runs: it takes away the order of tokens.
     if c.draw(at, 4) != 3 {

@@ -70,6 +70,9 @@ impl Record {
         for (fault, n) in &self.soak.faults {
             let _ = writeln!(out, "fault {fault} {n}");
         }
+        for line in self.soak.tried.lines() {
+            let _ = writeln!(out, "table {line}");
+        }
         for b in &self.soak.broken {
             let _ = writeln!(out, "broken {} {} {} {}", b.seed, b.event, b.status, b.promise);
         }
@@ -99,6 +102,7 @@ impl Record {
             ["fault", name, n] => {
                 soak.faults.insert(name.to_owned(), n.parse().ok()?);
             }
+            ["table", name, cells] => soak.tried.take(name, cells)?,
             ["broken", seed, event, status, promise] => soak.broken.push(Broken {
                 seed: seed.parse().ok()?,
                 event: event.parse().ok()?,
@@ -176,6 +180,11 @@ impl Record {
         for mark in MARKS {
             let n = s.marks.get(&mark).copied().unwrap_or_default();
             let _ = writeln!(out, "| {mark:?} | {} |", if n == 0 { "never".to_owned() } else { n.to_string() });
+        }
+        out.push_str("\n## What was tried\n\n`-`: cannot be, for a reason that the simulator names.\n\n");
+        out.push_str(&s.tried.markdown());
+        for cell in s.tried.empty() {
+            let _ = writeln!(out, "- never: {cell}");
         }
         out
     }

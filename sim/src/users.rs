@@ -231,10 +231,13 @@ impl World {
 
     pub fn user_hears(&mut self, u: usize, call: CallId, heard: Heard) {
         let Some(act) = self.users[u].calls.remove(&call) else { return };
+        // Who was refused, or finds nobody there, does not ask again at once: nothing new would come of it.
+        let refused = act == Act::Acquire && matches!(heard, Heard::NotDelivered | Heard::Answer(Err(_)));
         let outcome = match heard {
             Heard::Answer(outcome) => Some(outcome),
             Heard::NotDelivered | Heard::Nothing => None,
         };
+        let after = if refused { self.choices.between(Topic::User.of(u), 50 * MILLI, SECOND) } else { MILLI };
         match act {
             Act::Acquire if self.users[u].asking == Some(call) => self.slot_heard(u, outcome),
             Act::Refresh if matches!(outcome, Some(Err(Failure::SlotLost))) => self.forget_slot(u),
@@ -258,7 +261,7 @@ impl World {
             Act::Acquire | Act::Refresh | Act::Aside => {}
         }
         if !self.user_is_settled(u) || self.phase == Phase::Chaos {
-            self.wake_user(u, MILLI);
+            self.wake_user(u, after);
         }
     }
 

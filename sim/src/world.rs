@@ -12,6 +12,7 @@ use leasehold_core::replica::Mark;
 use leasehold_core::store::StoreError;
 use leasehold_core::{Input, JobId, Name, Request, StoreAnswer, StoreId, StoreOp};
 
+use crate::aim::Aim;
 use crate::calls::{CallId, Caller, Heard, Ledger};
 use crate::choices::{Choices as _, Seeded, Topic};
 use crate::clients::{Client, Operator};
@@ -24,6 +25,7 @@ use crate::replicas::Host;
 use crate::setup::{MILLI, SECOND, Setup};
 use crate::store::StoreHost;
 use crate::strikes::Strikes;
+use crate::tables::Blow;
 use crate::tape::Tape;
 use crate::trace::Trace;
 use crate::users::User;
@@ -58,6 +60,8 @@ pub enum Event {
         replica: u8,
         epoch: u32,
         id: StoreId,
+        /// What it answers.
+        op: Arc<StoreOp>,
         reply: Arc<Result<StoreAnswer, StoreError>>,
     },
     Notify {
@@ -109,6 +113,12 @@ pub enum Event {
         job: JobId,
     },
     Chaos,
+    /// An aimed fault strikes a replica.
+    Aimed {
+        replica: u8,
+        epoch: u32,
+        blow: Blow,
+    },
     /// The store has room again.
     Room,
     /// The oracle looks at what only time can break.
@@ -206,9 +216,13 @@ pub struct World {
     pub marks: BTreeMap<Mark, u64>,
     /// The first promise that was broken.
     pub broken: Option<Violation>,
+    /// Promises that are not looked at.
+    pub blind: Vec<Promise>,
     pub trace: Trace,
     /// Faults at chosen places.
     pub strikes: Strikes,
+    /// The operation that a fault lies in wait for.
+    pub aim: Option<Aim>,
     /// The run is stopped after so many events.
     pub until: u64,
 }
@@ -239,8 +253,10 @@ impl World {
             counts: Counts::default(),
             marks: BTreeMap::new(),
             broken: None,
+            blind: Vec::new(),
             trace: Trace::default(),
             strikes: Strikes::default(),
+            aim: None,
             until: u64::MAX,
             heap: BinaryHeap::new(),
             seq: 0,
@@ -259,6 +275,7 @@ impl World {
             world.schedule(SECOND, Event::Look);
             if world.setup.chaos_every_us > 0 {
                 world.schedule(world.setup.chaos_every_us, Event::Chaos);
+                world.take_aim();
             }
         }
         world
@@ -358,7 +375,7 @@ impl World {
             Event::AtStore { replica, epoch, id, op, answer, again } => {
                 self.at_store(usize::from(replica), epoch, id, &op, answer, again);
             }
-            Event::FromStore { replica, epoch, id, reply } => {
+            Event::FromStore { replica, epoch, id, reply, .. } => {
                 self.from_store(usize::from(replica), epoch, id, reply);
             }
             Event::Notify { replica, epoch, topic } => {
@@ -380,16 +397,18 @@ impl World {
                 self.call(Caller::Operator, 0, r, Request::Retry { tenant, job }, 6 * SECOND);
             }
             Event::Chaos => self.chaos(),
+            Event::Aimed { replica, epoch, blow } => self.strike_aimed(usize::from(replica), epoch, blow),
             Event::Room => self.store.model.full = false,
             Event::Look => self.look(),
             Event::Pass => {}
         }
     }
 
-    /// Notes a broken promise; the first one ends the run.
+    /// Notes a broken promise; the first one that is looked at ends the run.
     pub fn hold(&mut self, checked: Result<(), Violation>) {
         if let Err(violation) = checked
             && self.broken.is_none()
+            && !self.blind.contains(&violation.promise)
         {
             self.broken = Some(violation);
         }

@@ -16,6 +16,7 @@ use crate::event::Kind;
 use crate::failure::Failure;
 use crate::ids::{JobId, Token};
 use crate::job::check;
+use crate::job::claim::put_back;
 use crate::job::handed::HandedOut;
 use crate::job::lease::{self, Granted};
 use crate::job::moves::{self, Ending, Home, add, remove};
@@ -263,6 +264,13 @@ impl Dispatch {
         let mut drafts = Vec::new();
         let nonce = self.nonce;
         for tried in core::mem::take(&mut self.tried) {
+            if let (true, Some((_, job)), Some(lease)) = (tried.payload.is_newer(), &tried.job, &tried.lease) {
+                let granted = Granted { lease: lease.clone(), version: nonce, at: tried.at };
+                let held = Guard::At(keys::lease(tried.id), nonce);
+                drafts.push(put_back(tried.id, Home::from(job), tried.due, held, Some(&granted)));
+                cx.mark(Mark::NewerFormat);
+                continue;
+            }
             let gone = match &tried.payload {
                 Record::Absent => true,
                 record => record.bytes().is_some_and(|b| decode_content(b).is_err()),

@@ -388,16 +388,16 @@ impl Claim {
         let id = item.id;
         let held = Guard::At(keys::lease(id), self.nonce);
         let record = item.job.as_ref()?;
+        if record.is_newer() || item.payload.as_ref().is_some_and(Record::is_newer) {
+            cx.mark(Mark::NewerFormat);
+            return Some((vec![put_back(id, home, item.score, held, None)], Fix::PutBack));
+        }
         let (version, job) = match decode_record::<Job>(record) {
             Ok(Some(found)) => found,
             Ok(None) => {
                 return Some((vec![moves::lost(id, Some(home), &[], vec![held], cx.make.version())], Fix::Lost));
             }
-            Err(Undecodable::Newer) => {
-                cx.mark(Mark::NewerFormat);
-                return Some((vec![put_back(id, home, item.score, held)], Fix::PutBack));
-            }
-            Err(Undecodable::Corrupt) => {
+            Err(_) => {
                 return Some((
                     vec![moves::quarantine(id, Some(home), record, vec![held], cx.make.version())],
                     Fix::Quarantined,
@@ -496,7 +496,7 @@ impl Claim {
             let Some((queue, class, _)) = self.sources.get(item.source) else { continue };
             let home = Home { tenant: &self.asked.tenant, queue, class: *class };
             let held = Guard::At(keys::lease(item.id), self.nonce);
-            let mut draft = put_back(item.id, home, item.score, held);
+            let mut draft = put_back(item.id, home, item.score, held, None);
             let job = item.job.as_ref().and_then(|r| Some((r.at()?, decode_record::<Job>(r).ok()??.1)));
             if let Some((born, job)) = job
                 && let Some(ttl) = job.policy.queue_ttl_ms.filter(|_| job.deliveries == 0)
@@ -582,8 +582,8 @@ fn payload_len(item: &Member) -> usize {
 }
 
 /// Back to its old place, nothing counted.
-fn put_back(id: JobId, home: Home<'_>, score: u64, held: Guard) -> Draft {
-    let mut writes = moves::leave_running(id, home, None);
+pub(crate) fn put_back(id: JobId, home: Home<'_>, score: u64, held: Guard, granted: Option<&lease::Granted>) -> Draft {
+    let mut writes = moves::leave_running(id, home, granted);
     writes.push(add(home.index(Status::Queued), &keys::member(id), ScoreAt::Number(score)));
     writes.push(home.event(Kind::Released, id, None, Some("undelivered")));
     writes.push(Write::Notify(home.topic()));

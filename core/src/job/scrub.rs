@@ -118,6 +118,8 @@ impl Scrub {
                 known.insert(*id);
             }
             match decode_record::<Job>(main) {
+                // Where it stands is judged by its lease.
+                _ if lease.is_newer() => cx.mark(Mark::NewerFormat),
                 Ok(Some((_, job))) => {
                     let member = keys::member(*id);
                     let home = Home::from(&job);
@@ -308,7 +310,7 @@ impl Scrub {
         let home = class.map(|class| Home { tenant, queue, class });
         let guards = vec![as_read(keys::lease(id), lease)];
         match decode_record::<Job>(main) {
-            _ if main.is_unread() => {}
+            _ if main.is_unread() || lease.is_newer() => {}
             Ok(None) => {
                 let own = cx.make.version();
                 self.draft(moves::lost(id, home, core::slice::from_ref(&index), guards, own), Mark::JobLost);

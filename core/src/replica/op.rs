@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use super::Mark;
 use super::task::{Cx, Next, Operation};
 use crate::dispatch;
 use crate::failure::Failure;
@@ -24,7 +25,7 @@ use crate::job::submit::Submit;
 use crate::job::sweep::{Deadlines, Names};
 use crate::pool;
 use crate::request::{Request, Response};
-use crate::store::{Answer, Clock, Snapshot};
+use crate::store::{Answer, Clock, Record, Snapshot};
 
 /// Every operation.
 #[derive(Clone, Debug)]
@@ -139,6 +140,36 @@ impl Op {
                 return Err(check::invalid("items", "must not be nested".into()));
             }
         })
+    }
+
+    /// Hands on what was read, unless a newer release wrote some of it: what cannot be read is not taken for
+    /// absent or corrupt, and not written over.
+    pub fn read_known(&mut self, mut snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
+        if !snapshot.has_newer() {
+            return self.read(snapshot, cx);
+        }
+        cx.mark(Mark::NewerFormat);
+        match self {
+            // These pass over what they cannot read, or tell of it.
+            Op::Claim(_)
+            | Op::Dispatch(_)
+            | Op::Audit(_)
+            | Op::CheckPools(_)
+            | Op::Inspect(_)
+            | Op::Groups(_)
+            | Op::Mend(_)
+            | Op::Pools(_)
+            | Op::Enter(_)
+            | Op::Scrub(_) => {}
+            Op::Deadlines(_) | Op::Names(_) => {
+                snapshot.slices.iter_mut().for_each(|slice| slice.retain(|entry| !entry.has_newer()));
+                if snapshot.records.iter().any(Record::is_newer) {
+                    return Next::ok(Response::Ready);
+                }
+            }
+            _ => return Next::fail(Failure::NewerFormat { retry_after_ms: 10_000 }),
+        }
+        self.read(snapshot, cx)
     }
 
     fn inner(&mut self) -> &mut dyn Operation {

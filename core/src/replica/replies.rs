@@ -91,7 +91,7 @@ impl Replica {
                 }
                 // Others used up the answer's room: again. The first of each round gets what it asked for.
                 Some(State::Read { .. } | State::Settle(..)) if merged && unread => again.push(id),
-                Some(State::Read { .. }) => self.act(id, out, |op, cx| op.read(part, cx)),
+                Some(State::Read { .. }) => self.act(id, out, |op, cx| op.read_known(part, cx)),
                 Some(State::Settle(pending, evidence)) => {
                     let verdict = evidence.judge(part.records.first().unwrap_or(&Record::Absent));
                     let over = clock > pending.valid_until;

@@ -145,7 +145,25 @@ pub enum Record {
     },
 }
 
+impl Snapshot {
+    /// Whether a newer release wrote any of its records.
+    pub(crate) fn has_newer(&self) -> bool {
+        self.records.iter().any(Record::is_newer) || self.slices.iter().flatten().any(Entry::has_newer)
+    }
+}
+
+impl Entry {
+    pub(crate) fn has_newer(&self) -> bool {
+        self.records.iter().any(Record::is_newer)
+    }
+}
+
 impl Record {
+    /// Whether a newer release wrote it.
+    pub(crate) fn is_newer(&self) -> bool {
+        self.bytes().is_some_and(|bytes| crate::codec::is_newer(bytes))
+    }
+
     pub fn version(&self) -> Option<Version> {
         match self {
             Record::Absent => None,

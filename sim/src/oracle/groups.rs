@@ -203,6 +203,7 @@ impl Oracle {
         let Some(mut track) = self.groups.remove(&id) else { return Ok(0) };
         let judged = self.judge_group_track(id, &mut track, before, touched, clock, ledger);
         self.groups.insert(id, track);
+        self.count_group_turns(id, before, clock);
         judged
     }
 

@@ -18,6 +18,7 @@ mod placed;
 mod pool_replies;
 mod pools;
 mod replies;
+mod states;
 #[cfg(test)]
 mod tests;
 
@@ -36,6 +37,7 @@ use leasehold_core::{JobId, Name, Outcome, Request, Token};
 
 use crate::calls::{CallId, ItemRef, Ledger};
 use crate::setup::{Regime, Setup};
+use crate::tables::Tables;
 
 pub use facts::Facts;
 use facts::Indexes;
@@ -49,6 +51,8 @@ macro_rules! promises {
         pub enum Promise { $($name),* }
 
         impl Promise {
+            pub const ALL: &'static [Promise] = &[$(Promise::$name),*];
+
             pub fn text(self) -> &'static str {
                 match self { $(Promise::$name => $text),* }
             }
@@ -185,6 +189,8 @@ pub(crate) struct Track {
     pub events: BTreeMap<Kind, u32>,
     /// There was such a job, whatever became of it.
     pub known: bool,
+    /// What the latest change that was judged should have appended.
+    pub newest: Vec<Kind>,
 }
 
 /// Full checks of all books come every so many applied transactions.
@@ -226,10 +232,14 @@ pub struct Oracle {
     /// right to say that it would not be applied.
     outlived: bool,
     damaged: bool,
+    /// Records that were once said to be of a newer release.
+    pub newer: std::collections::BTreeSet<Name>,
     pub(crate) rewound: bool,
     /// Receipts of claims that the store lost: with them went the evidence of what was applied.
     receipts_lost: std::collections::BTreeSet<Name>,
     checks: u64,
+    /// What became of jobs and groups, by how they stood before.
+    pub tried: Box<Tables>,
 }
 
 impl Oracle {
@@ -256,9 +266,11 @@ impl Oracle {
             newest: 0,
             outlived: false,
             damaged: false,
+            newer: std::collections::BTreeSet::new(),
             rewound: false,
             receipts_lost: std::collections::BTreeSet::new(),
             checks: 0,
+            tried: Box::default(),
         }
     }
 
@@ -341,6 +353,9 @@ impl Oracle {
         }
         for group in touched.groups.keys() {
             self.settle_group(*group, clock)?;
+        }
+        if self.damaged {
+            self.count_mended(txn);
         }
         let appended: usize = effects.appends.values().map(Vec::len).sum();
         if transitions > 0 && appended == 0 {

@@ -28,9 +28,11 @@ impl Oracle {
         ledger: &mut Ledger,
     ) -> Result<usize, Violation> {
         let Some(mut track) = self.jobs.remove(&job) else { return Ok(0) };
+        track.newest.clear();
         let judged = self.judge_track(job, &mut track, before, clock, ledger);
         self.jobs.insert(job, track);
         let transitions = judged?;
+        self.count_turns(job, before, clock);
         self.note(job);
         self.check_balance(job, clock)?;
         Ok(transitions)
@@ -618,7 +620,9 @@ impl Oracle {
         let grant = track.grants.iter().find(|g| g.token == token);
         let told = grant.is_some_and(|g| g.told_to.is_some());
         let gone = grant.and_then(|g| g.by).and_then(|by| ledger.get(by.call)).is_some_and(|c| c.hung_up);
-        if to != Queued || !same_place || told || !gone {
+        // What the replica could not read it may not hand out.
+        let unread = [keys::job(job), keys::payload(job)].iter().any(|key| self.newer.contains(key));
+        if to != Queued || !same_place || told || !(gone || unread) {
             let what = format!("job {job} was put back (told {told}, asker gone {gone}) to {to:?}");
             return broken(Promise::ForwardOnly, what);
         }
@@ -898,6 +902,7 @@ fn counts(outcome: AttemptEnd) -> bool {
 }
 
 fn event(track: &mut Track, kind: Kind) {
+    track.newest.push(kind);
     *track.events.entry(kind).or_default() += 1;
 }
 
