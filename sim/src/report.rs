@@ -239,8 +239,9 @@ pub fn verdict(o: &Outcome) -> String {
     };
     let _ = writeln!(out, "BROKEN {} at {at}", o.promise());
     let _ = writeln!(out, "  {what}");
-    let _ = match o.plan == Plan::of(o.plan.seed) {
-        true => writeln!(out, "  cargo run --release -p sim -- --seed {}", o.plan.seed),
+    let blind: String = o.plan.blind.iter().map(|promise| format!(" --blind {}", promise.text())).collect();
+    let _ = match o.plan.mute.is_empty() && o.plan.set.is_empty() {
+        true => writeln!(out, "  cargo run --release -p sim -- --seed {}{blind}", o.plan.seed),
         false => writeln!(out, "  cargo run --release -p sim -- --plan FILE, with the plan of seed {}", o.plan.seed),
     };
     out
