@@ -8,7 +8,7 @@ use crate::job::check;
 use crate::job::lease::Granted;
 use crate::job::moves;
 use crate::limits;
-use crate::replica::task::{Cx, Draft, Next, Operation, Plan};
+use crate::replica::task::{Cx, Draft, Next, Operation, Plan, applied};
 use crate::request::{GiveBack, Response};
 use crate::store::{Answer, Clock, Read, Record, Snapshot, keys};
 
@@ -46,7 +46,8 @@ impl Operation for Leave {
         Next::Commit(Plan::new(vec![Draft::new(Vec::new(), writes)]))
     }
 
-    fn answered(&mut self, _: Clock, _: Vec<Answer>, _: &mut Cx<'_>) -> Next {
-        Next::ok(Response::GivenBack)
+    fn answered(&mut self, _: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
+        // The store's clock may have stepped past its time.
+        if applied(&answers) { Next::ok(Response::GivenBack) } else { self.start(cx) }
     }
 }

@@ -65,6 +65,9 @@ pub fn run(scenario: &Scenario, strikes: &[Strike], trace: Trace) -> Ran {
     let mut script = Script::with(1, scenario.replicas, |setup| {
         setup.config.lease_ms = scenario.lease_ms;
         setup.workers = 1;
+        if scenario.routed {
+            setup.config.routing = scripts::routing();
+        }
     });
     script.patience = PATIENCE;
     script.world.trace = trace;

@@ -1,11 +1,15 @@
 //! The scenarios of the sweeps: short scripts that go on whatever becomes of a call, as an honest client
 //! and an honest worker would. What must hold is the oracle's to say; a script only makes things happen.
 
+use leasehold_core::dispatch::{Route, Routing, Upstream};
 use leasehold_core::group::record::Mode;
 use leasehold_core::ids::GroupId;
 use leasehold_core::job::record::{Backoff, Class, Status};
 use leasehold_core::opaque::Content;
-use leasehold_core::request::{Beat, CreateGroup, EventCursor, Fail, Leased, List, SlotId, Start, Submit};
+use leasehold_core::request::{
+    Beat, CreateGroup, Dispatch, Dispatched, EventCursor, Fail, GiveBack, HoldUpstream, Leased, List, SlotId, Start,
+    Submit,
+};
 use leasehold_core::{JobId, Request, Response};
 
 use crate::scenarios::{POOL, Script, TENANT, held, job, keyed, payload};
@@ -16,11 +20,29 @@ pub struct Scenario {
     pub name: &'static str,
     pub replicas: usize,
     pub lease_ms: u64,
+    /// The queue's jobs may be run by servers, on the one upstream that there is.
+    pub routed: bool,
     pub run: fn(&mut Script),
 }
 
 const fn on(replicas: usize, name: &'static str, run: fn(&mut Script)) -> Scenario {
-    Scenario { name, replicas, lease_ms: 6_000, run }
+    Scenario { name, replicas, lease_ms: 6_000, routed: false, run }
+}
+
+const fn routed(name: &'static str, run: fn(&mut Script)) -> Scenario {
+    Scenario { routed: true, ..on(2, name, run) }
+}
+
+/// The upstream of scripts, whose pool is [`POOL`].
+const UPSTREAM: &str = "u";
+
+/// Where the scripts' queue may go.
+pub fn routing() -> Routing {
+    Routing {
+        upstreams: vec![Upstream { name: UPSTREAM.into(), pool: Some(POOL.into()), on_prem: true }],
+        routes: vec![Route { queue: "q".into(), tenants: vec![TENANT.into()], upstreams: vec![UPSTREAM.into()] }],
+        on_prem_tenants: Vec::new(),
+    }
 }
 
 pub const ALL: &[Scenario] = &[
@@ -65,6 +87,11 @@ pub const ALL: &[Scenario] = &[
     on(2, "slot", slot),
     on(2, "slot-waited-for", slot_waited_for),
     on(2, "slot-run-out", slot_run_out),
+    routed("dispatch", dispatch),
+    routed("dispatches-that-race", dispatches_that_race),
+    routed("dispatch-cancelled", dispatch_cancelled),
+    routed("dispatch-lapses", dispatch_lapses),
+    routed("upstream-on-hold", upstream_on_hold),
 ];
 
 /// Tries of one intent.
@@ -623,5 +650,114 @@ fn slot_run_out(s: &mut Script) {
     if let Some(other) = other {
         refresh(s, 1, &other);
         give_back(s, 0, &other);
+    }
+}
+
+// --- jobs that servers run ---------------------------------------------------------------------------
+
+fn dispatch_request(s: &Script, max: usize, wait_ms: u64) -> Request {
+    let worker = format!("d-{}", s.mark(0));
+    let queues = vec![(TENANT.into(), "q".into())];
+    Request::Dispatch(Box::new(Dispatch { worker, queues, upstreams: vec![UPSTREAM.into()], max, wait_ms }))
+}
+
+/// Once: a server whose call had no answer looks for other work.
+fn take_for(s: &mut Script, replica: usize, max: usize) -> Vec<Dispatched> {
+    let request = dispatch_request(s, max, 0);
+    match s.ask(replica, request) {
+        Ok(Response::Dispatched(jobs)) => jobs,
+        _ => Vec::new(),
+    }
+}
+
+fn put_two(s: &mut Script) {
+    s.set_pool(0, 1).ok();
+    s.put(0, &job("a"));
+    s.put(1, &job("b"));
+}
+
+fn dispatch(s: &mut Script) {
+    put_two(s);
+    for replica in [0, 1, 0] {
+        for had in take_for(s, replica, 2) {
+            s.pass(2_000);
+            s.beat_on(replica, &had.job, 1);
+            s.finish(replica, &had.job);
+        }
+    }
+}
+
+fn dispatches_that_race(s: &mut Script) {
+    put_two(s);
+    let calls: Vec<_> = [0, 1]
+        .into_iter()
+        .map(|replica| {
+            let request = dispatch_request(s, 2, 0);
+            s.send(replica, request)
+        })
+        .collect();
+    for call in calls {
+        if let Ok(Response::Dispatched(jobs)) = s.wait(call) {
+            for had in jobs {
+                s.finish(0, &had.job);
+            }
+        }
+    }
+    s.pass(7_500);
+}
+
+fn hang_up(s: &mut Script, replica: usize, had: &Dispatched, class: Class) {
+    s.insist(replica, |_| {
+        let (job, token, placed) = (had.job.id, had.job.token, had.placed.clone());
+        Request::GiveBack(GiveBack { job, token, class, placed })
+    });
+}
+
+fn dispatch_cancelled(s: &mut Script) {
+    put_two(s);
+    for had in take_for(s, 0, 1) {
+        cancel(s, 1, had.job.id);
+        take_for(s, 1, 1);
+        s.beat_on(0, &had.job, 1);
+        hang_up(s, 0, &had, Class::System);
+    }
+    for had in take_for(s, 1, 1) {
+        s.finish(1, &had.job);
+    }
+}
+
+/// A server that comes back when its job's lease has run out and another server has it.
+fn dispatch_lapses(s: &mut Script) {
+    put_two(s);
+    let late = take_for(s, 0, 1);
+    s.pass(7_500);
+    let other = take_for(s, 1, 1);
+    for had in &late {
+        s.beat_on(0, &had.job, 1);
+        hang_up(s, 0, had, Class::System);
+        s.finish(0, &had.job);
+    }
+    for had in &other {
+        s.finish(1, &had.job);
+    }
+}
+
+fn upstream_on_hold(s: &mut Script) {
+    put_two(s);
+    s.set_pool(0, 2).ok();
+    for had in take_for(s, 0, 1) {
+        s.insist(0, |_| Request::HoldUpstream(HoldUpstream { upstream: UPSTREAM.into(), for_ms: 1_000 }));
+        s.insist(0, |_| Request::Release(held(had.job.id, had.job.token)));
+    }
+    s.pass(1_200);
+    // One is tried first.
+    let probe = take_for(s, 0, 2);
+    take_for(s, 1, 2);
+    for had in probe {
+        s.finish(0, &had.job);
+        s.insist(0, |_| Request::FreeUpstream { upstream: UPSTREAM.into() });
+    }
+    for had in take_for(s, 1, 2) {
+        s.finish(1, &had.job);
     }
 }
