@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use leasehold_core::pool::open::FailOpen;
 use leasehold_core::replica::Mark;
 use leasehold_core::{Request, Response};
 
@@ -20,7 +21,7 @@ use crate::choices::{Choices as _, Seeded, Topic};
 use crate::oracle::{Promise, Violation};
 use crate::picture;
 use crate::report;
-use crate::scenarios::{Script, TENANT};
+use crate::scenarios::{POOL, Script, TENANT};
 use crate::setup::SECOND;
 use crate::strikes::{Kind, Strike};
 use crate::trace::{Entry, Trace};
@@ -67,6 +68,7 @@ pub fn run(scenario: &Scenario, strikes: &[Strike], trace: Trace) -> Ran {
         setup.workers = 1;
         if scenario.routed {
             setup.config.routing = scripts::routing();
+            setup.config.fail_open.insert(POOL.into(), FailOpen { local: 1, lease_ms: scenario.lease_ms });
         }
     });
     script.patience = PATIENCE;

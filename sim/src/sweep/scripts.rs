@@ -13,6 +13,7 @@ use leasehold_core::request::{
 use leasehold_core::{JobId, Request, Response};
 
 use crate::scenarios::{POOL, Script, TENANT, held, job, keyed, payload};
+use crate::setup::SECOND;
 
 /// A named script on so many replicas.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +21,7 @@ pub struct Scenario {
     pub name: &'static str,
     pub replicas: usize,
     pub lease_ms: u64,
-    /// The queue's jobs may be run by servers, on the one upstream that there is.
+    /// The queue's jobs may be run by servers, on the one upstream that there is, and its pool fails open.
     pub routed: bool,
     pub run: fn(&mut Script),
 }
@@ -92,6 +93,8 @@ pub const ALL: &[Scenario] = &[
     routed("dispatch-cancelled", dispatch_cancelled),
     routed("dispatch-lapses", dispatch_lapses),
     routed("upstream-on-hold", upstream_on_hold),
+    routed("fail-open", fail_open),
+    routed("fail-open-and-run-out", fail_open_and_run_out),
 ];
 
 /// Tries of one intent.
@@ -759,5 +762,49 @@ fn upstream_on_hold(s: &mut Script) {
     }
     for had in take_for(s, 1, 2) {
         s.finish(1, &had.job);
+    }
+}
+
+/// A slot while the store is away, from one replica: nobody else knows of it.
+fn acquire_alone(s: &mut Script, replica: usize, name: &str) -> Option<SlotId> {
+    for _ in 0..TRIES {
+        let request = s.acquire_request(Some(name), 0);
+        match s.ask(replica, request) {
+            Ok(Response::Slot { id, .. }) => return Some(id),
+            _ => s.pass(400),
+        }
+    }
+    None
+}
+
+fn fail_open(s: &mut Script) {
+    s.set_pool(0, 1).ok();
+    acquire(s, 0, "before", 0).iter().for_each(|slot| give_back(s, 0, slot));
+    s.world.store.down_until = s.world.now + 6 * SECOND;
+    let (first, second) = (acquire_alone(s, 0, "a"), acquire_alone(s, 0, "b"));
+    s.pass(1_000);
+    first.iter().for_each(|slot| refresh(s, 0, slot));
+    s.world.store.down_until = 0;
+    // It is written down.
+    s.pass(2_500);
+    first.iter().for_each(|slot| refresh(s, 1, slot));
+    let other = acquire(s, 1, "c", 0);
+    for slot in first.iter().chain(&second).chain(&other) {
+        give_back(s, 0, slot);
+    }
+    acquire(s, 1, "d", 0).iter().for_each(|slot| give_back(s, 1, slot));
+}
+
+/// Its holder comes back when it has run out, and the store has given the name to another meanwhile.
+fn fail_open_and_run_out(s: &mut Script) {
+    s.set_pool(0, 1).ok();
+    acquire(s, 0, "before", 0).iter().for_each(|slot| give_back(s, 0, slot));
+    s.world.store.down_until = s.world.now + 3 * SECOND;
+    let late = acquire_alone(s, 0, "a");
+    let other = acquire(s, 1, "a", 2_000);
+    s.pass(7_500);
+    for slot in late.iter().chain(&other) {
+        refresh(s, 0, slot);
+        give_back(s, 1, slot);
     }
 }
