@@ -189,11 +189,10 @@ impl World {
         if s.backoff.is_none() {
             s.backoff = Some(Backoff { base_ms: 500, max_ms: 4_000, factor_milli: 1_500, jitter_milli: 100 });
         }
-        if !self.setup.config.routing.routes.is_empty() {
-            let at = Topic::Dispatcher.of(64);
-            s.on_prem = c.draw(at, 5) == 4;
-            s.cost = *c.pick(at, &[1, 1, 1, 1, 2]);
-        }
+        // Workers take work whatever it costs and wherever it may run.
+        let where_at = Topic::Dispatcher.of(64);
+        s.on_prem = c.draw(where_at, 5) == 4;
+        s.cost = *c.pick(where_at, &[1, 1, 1, 1, 2]);
         s.metadata = one_of(6, 0, 9, c).map(|n| Opaque::new(format!("{{\"m\":{n}}}")));
         s
     }

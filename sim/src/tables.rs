@@ -188,6 +188,52 @@ words! {
         Queue "queue",
     }
 
+    /// What a submit asks for, and in what kind of world.
+    Wish {
+        StartNow "starts now",
+        StartLater "starts later",
+        NoKey "no key",
+        Key "key",
+        Interactive "interactive",
+        System "system",
+        Batch "batch",
+        AnyAttempts "default attempts",
+        OneAttempt "one attempt",
+        MoreAttempts "more attempts",
+        AnyDeliveries "default deliveries",
+        FewDeliveries "max deliveries",
+        AnyAge "any age",
+        MaxAge "max age",
+        AnyLease "default lease",
+        OwnLease "own lease",
+        AnyRun "no run time-out",
+        RunTimeout "run time-out",
+        AnyProgress "no progress time-out",
+        ProgressTimeout "progress time-out",
+        NoDeadline "no queue deadline",
+        QueueDeadline "queue deadline",
+        AnyRetention "default retention",
+        NoRetention "no retention",
+        Retention "retention",
+        AnyKeyTtl "key as long",
+        KeyTtl "key longer",
+        AnyWhere "anywhere",
+        OnPrem "on the premises",
+        Cheap "cost one",
+        Dear "cost more",
+        OneReplica "one replica",
+        Replicas "replicas",
+        Durable "durable",
+        Forgets "forgets commits",
+        Evicts "evicts",
+        Routed "servers run it",
+        Workers "workers run it",
+        Roomy "large mailbox",
+        Tiny "tiny mailbox",
+        Batches "large commits",
+        Single "commits of one",
+    }
+
     /// What a fault did.
     Blow {
         RequestLost "request lost",
@@ -381,6 +427,7 @@ tables! {
     group_turns: GroupState, GroupTurn, "group was", never_group_turns;
     slots: SlotState, SlotInput, "slot met by", never_slot_asked;
     queues: QueueState, QueueInput, "queue met by", never_queue_asked;
+    wishes: Wish, Wish, "submitted with", never_wished;
     struck_before: Deed, Blow, "struck before its commit", never_before;
     struck_after: Deed, Blow, "struck after its commit", never_after;
 }
@@ -408,6 +455,11 @@ impl Tables {
     pub fn markdown(&self) -> String {
         let mut out = String::new();
         for table in self.all() {
+            if table.name() == self.wishes.name {
+                // Too wide to be read: what is missing is told.
+                let _ = writeln!(out, "{}: {}\n", table.name(), self.wished());
+                continue;
+            }
             let texts = table.texts();
             for (n, row) in texts.iter().enumerate() {
                 let _ = writeln!(out, "| {} |", row.join(" | "));
@@ -418,6 +470,14 @@ impl Tables {
             out.push('\n');
         }
         out
+    }
+
+    fn wished(&self) -> String {
+        let pairs = || Wish::ALL.iter().flat_map(|a| Wish::ALL.iter().map(|b| (*a, *b)));
+        let possible = pairs().filter(|(a, b)| never_wished(*a, *b).is_none());
+        let (met, all) =
+            possible.fold((0, 0), |(met, all), (a, b)| (met + u32::from(self.wishes.get(a, b) > 0), all + 1));
+        format!("{met} of {all} pairs of options")
     }
 
     /// A line for each table, which [`Tables::take`] reads.
@@ -576,6 +636,42 @@ fn never_slot_asked(state: SlotState, input: SlotInput) -> Option<&'static str> 
         (SlotState::Declared, Acquire) => Some("who asks for a slot names no grant"),
         (SlotState::Declared, OldRefresh | OldRelease) => Some("by its grant alone it is known"),
         _ => None,
+    }
+}
+
+impl Wish {
+    /// Options of which a submit has one.
+    fn group(self) -> usize {
+        use Wish as W;
+        let firsts = [
+            W::NoKey,
+            W::Interactive,
+            W::AnyAttempts,
+            W::AnyDeliveries,
+            W::AnyAge,
+            W::AnyLease,
+            W::AnyRun,
+            W::AnyProgress,
+            W::NoDeadline,
+            W::AnyRetention,
+            W::AnyKeyTtl,
+            W::AnyWhere,
+            W::Cheap,
+            W::OneReplica,
+            W::Durable,
+            W::Routed,
+            W::Roomy,
+            W::Batches,
+        ];
+        firsts.iter().filter(|first| **first <= self).count()
+    }
+}
+
+fn never_wished(one: Wish, other: Wish) -> Option<&'static str> {
+    match one.group().cmp(&other.group()) {
+        std::cmp::Ordering::Less => None,
+        std::cmp::Ordering::Equal => Some("of these a submit has one"),
+        std::cmp::Ordering::Greater => Some("it is counted the other way round"),
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use leasehold_core::job::record::Owner;
-use leasehold_core::request::{SlotId, Submit};
+use leasehold_core::job::record::{Class, Owner};
+use leasehold_core::request::{SlotId, Start, Submit};
 use leasehold_core::store::{Answer, Clock, Txn};
 use leasehold_core::{JobId, Request, StoreOp, Token};
 
 use crate::calls::CallId;
 use crate::setup::Regime;
-use crate::tables::{Blow, GroupInput, JobInput, QueueInput, SlotInput, deed};
+use crate::tables::{Blow, GroupInput, JobInput, QueueInput, SlotInput, Wish, deed};
 use crate::world::{Event, World};
 
 /// As many transactions as a fail-over can forget.
@@ -31,6 +31,7 @@ impl World {
             Request::Submit(submit) => {
                 self.meet_queue(&submit.tenant, &submit.queue, QueueInput::Submit);
                 self.meet_key(submit, clock);
+                self.count_wishes(submit);
             }
             Request::CreateGroup(asked) => self.meet_key(&asked.common, clock),
             Request::Get { job, .. } => self.meet_job(*job, JobInput::Get, clock),
@@ -109,6 +110,54 @@ impl World {
             Some(Owner::Job(job)) => self.meet_job(job, JobInput::Submit, clock),
             Some(Owner::Group(group)) => self.meet_group(group, GroupInput::Create, clock),
             None => {}
+        }
+    }
+
+    fn count_wishes(&mut self, s: &Submit) {
+        use Wish as W;
+        let setup = &self.setup;
+        let one = |is: bool, then: Wish, or: Wish| if is { then } else { or };
+        let wishes = [
+            one(s.start == Start::Now, W::StartNow, W::StartLater),
+            one(s.key.is_none(), W::NoKey, W::Key),
+            match s.class {
+                Class::Interactive => W::Interactive,
+                Class::System => W::System,
+                Class::Batch => W::Batch,
+            },
+            match s.max_attempts {
+                None => W::AnyAttempts,
+                Some(1) => W::OneAttempt,
+                Some(_) => W::MoreAttempts,
+            },
+            one(s.max_deliveries.is_none(), W::AnyDeliveries, W::FewDeliveries),
+            one(s.max_age_ms.is_none(), W::AnyAge, W::MaxAge),
+            one(s.lease_ms.is_none(), W::AnyLease, W::OwnLease),
+            one(s.run_timeout_ms.is_none(), W::AnyRun, W::RunTimeout),
+            one(s.progress_timeout_ms.is_none(), W::AnyProgress, W::ProgressTimeout),
+            one(s.queue_ttl_ms.is_none(), W::NoDeadline, W::QueueDeadline),
+            match s.retention_ms {
+                None => W::AnyRetention,
+                Some(0) => W::NoRetention,
+                Some(_) => W::Retention,
+            },
+            one(s.key_ttl_ms.is_none(), W::AnyKeyTtl, W::KeyTtl),
+            one(s.on_prem, W::OnPrem, W::AnyWhere),
+            one(s.cost == 1, W::Cheap, W::Dear),
+            one(setup.replicas == 1, W::OneReplica, W::Replicas),
+            match setup.regime {
+                Regime::Durable => W::Durable,
+                Regime::LoseLastCommits => W::Forgets,
+                Regime::EvictKeys => W::Evicts,
+            },
+            one(setup.config.routing.routes.is_empty(), W::Workers, W::Routed),
+            one(setup.config.mailbox < 100, W::Tiny, W::Roomy),
+            one(setup.config.commit_txns == 1, W::Single, W::Batches),
+        ];
+        for (n, one) in wishes.iter().enumerate() {
+            for other in &wishes[n + 1..] {
+                self.oracle.tried.wishes.count(*one, *other);
+            }
         }
     }
 
