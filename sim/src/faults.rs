@@ -70,18 +70,23 @@ impl World {
     }
 
     pub fn strike(&mut self, name: &'static str) {
-        self.fault(name);
+        self.count_fault(name);
         let at = Topic::Chaos.of(1);
         let r = self.choices.draw(at, self.hosts.len() as u64) as usize;
         let until = |world: &mut World, most: u64| world.now + world.choices.between(at, 100 * MILLI, most);
-        match name {
+        let ms = |us: u64| us / MILLI;
+        let to_come = |end: u64, world: &World| ms(end.saturating_sub(world.now));
+        let ways = |way: u64| ["both ways", "from it only", "to it only"][way.min(2) as usize];
+        let told = match name {
             "crash" => {
                 let rest = self.choices.between(at, 10 * MILLI, 20 * SECOND);
                 self.crash(r, Some(rest));
+                format!("crash of r{r} for {} ms", ms(rest))
             }
             "pause" => {
                 let length = self.choices.between(at, 100 * MILLI, 30 * SECOND);
                 self.pause(r, length);
+                format!("pause of r{r} for {} ms", ms(length))
             }
             "cut_store" => {
                 let (end, way) = (until(self, 30 * SECOND), self.choices.draw(at, 3));
@@ -91,6 +96,7 @@ impl World {
                 if way != 2 {
                     self.links.from_store[r] = end;
                 }
+                format!("cut_store: r{r} and the store, {}, for {} ms", ways(way), to_come(end, self))
             }
             "cut_clients" => {
                 let (end, way) = (until(self, 30 * SECOND), self.choices.draw(at, 3));
@@ -100,20 +106,28 @@ impl World {
                 if way != 2 {
                     self.links.from_replica[r] = end;
                 }
+                format!("cut_clients: r{r} and its callers, {}, for {} ms", ways(way), to_come(end, self))
             }
             "store_slow" => {
                 self.store.slow_until = until(self, 40 * SECOND);
                 self.store.slow_us = self.choices.between(at, 10 * MILLI, 3 * SECOND);
+                let (by, length) = (ms(self.store.slow_us), to_come(self.store.slow_until, self));
+                format!("store_slow by up to {by} ms for {length} ms")
             }
-            "store_down" => self.store.down_until = until(self, 60 * SECOND),
+            "store_down" => {
+                self.store.down_until = until(self, 60 * SECOND);
+                format!("store_down for {} ms", to_come(self.store.down_until, self))
+            }
             "replica_clock" => {
                 let by = self.choices.between(at, 100 * MILLI, 3_600 * SECOND);
                 self.step_clock(r, by);
+                format!("replica_clock: r{r}'s clock steps by {} ms", ms(by))
             }
             "store_clock" => {
                 let by = self.choices.between(at, 100 * MILLI, 20 * SECOND);
                 self.blow_all(Blow::StoreClock, None);
                 self.store.stepped += by as i64;
+                format!("store_clock steps by {} ms", ms(by))
             }
             "store_clock_back" => {
                 let by = self.choices.between(at, MILLI, 3 * SECOND);
@@ -122,20 +136,24 @@ impl World {
                 self.store.stepped -= by as i64;
                 self.store.tick(self.now);
                 self.oracle.clock_went_back(newest);
+                format!("store_clock_back by {} ms", ms(by))
             }
             "store_full" => {
                 self.store.model.full = true;
                 let after = self.choices.between(at, 100 * MILLI, 20 * SECOND);
                 self.schedule(after, Event::Room);
+                format!("store_full for {} ms", ms(after))
             }
-            "evict" => self.evict(),
-            "evict job" => self.evict_job(),
-            "drop_entry" => self.drop_entry(),
-            "corrupt" => self.corrupt(),
-            "lose_commits" => self.lose_commits(),
-            "newer" => self.newer(),
-            _ => {}
-        }
+            // These say themselves what they hit.
+            "evict" => return self.evict(),
+            "evict job" => return self.evict_job(),
+            "drop_entry" => return self.drop_entry(),
+            "corrupt" => return self.corrupt(),
+            "lose_commits" => return self.lose_commits(),
+            "newer" => return self.newer(),
+            _ => name.to_owned(),
+        };
+        self.say_fault(&told);
     }
 
     /// The model as it is, if a real store has to be changed as it will be.

@@ -13,6 +13,7 @@ use crate::oracle::Promise;
 use crate::setup::{MILLI, SECOND};
 use crate::strikes::Kind;
 use crate::tables::{Blow, Deed};
+use crate::trace::Lane;
 use crate::world::{Event, Micros, Phase, World};
 
 /// By how much a late envelope is late: longer than anybody waits for it.
@@ -150,6 +151,8 @@ impl World {
         if !self.chaotic() {
             if self.links.to_store[r] <= self.now {
                 self.schedule(after, at_store(true));
+            } else {
+                self.say_request(r, id, "cannot pass");
             }
             return;
         }
@@ -161,28 +164,36 @@ impl World {
             // The call fails at once: before it was sent, or after.
             if self.choices.draw(label, 2) == 0 {
                 self.blow(Blow::Refused, &op, false);
+                self.say_request(r, id, "fails before it is sent");
                 return self.reply_to(r, epoch, id, &op, Err(StoreError::Unavailable));
             }
             self.blow(Blow::Broken, &op, false);
             self.reply_to(r, epoch, id, &op, Err(StoreError::Unknown));
             if self.choices.draw(label, 3) > 0 {
+                self.say_request(r, id, "fails after it was sent, and arrives");
                 self.schedule(after, at_store(false));
+            } else {
+                self.say_request(r, id, "fails on its way, and is lost");
             }
             return;
         }
         if self.links.to_store[r] > self.now {
+            self.say_request(r, id, "is lost on its way");
             return self.blow(Blow::CutOff, &op, false);
         }
         if self.choices.chance(label, lost) {
+            self.say_request(r, id, "is lost on its way");
             return self.blow(Blow::RequestLost, &op, false);
         }
         if self.choices.chance(label, late) {
             self.blow(Blow::RequestLate, &op, false);
             let late = self.choices.between(label, 100 * MILLI, 7 * SECOND);
+            self.say_request(r, id, &format!("is late by {} ms", late / MILLI));
             return self.schedule(after + late, at_store(true));
         }
         if self.choices.chance(label, duplicate) {
             let later = self.choices.between(label, 0, 6 * SECOND);
+            self.say_request(r, id, &format!("will come once more {} ms later", later / MILLI));
             self.schedule(after + later, again);
         }
         self.schedule(after, at_store(true));
@@ -214,6 +225,7 @@ impl World {
             if answer && self.choices.draw(label, 2) == 1 {
                 self.reply_to(r, epoch, id, op, Err(StoreError::Unavailable));
             }
+            self.say_request(r, id, "finds the store unreachable");
             return;
         }
         let reply = match &**op {
@@ -236,7 +248,7 @@ impl World {
             StoreOp::Commit(commit) => match self.apply(r, commit, (r, epoch, id), again) {
                 Some(reply) => reply.map(StoreAnswer::Commit),
                 // Cut off half-way: whoever sent it hears nothing.
-                None => return,
+                None => return self.say_request(r, id, "is cut off between two transactions"),
             },
         };
         if self.broken.is_some() || !answer {
@@ -249,14 +261,17 @@ impl World {
                 return;
             }
             if self.aimed(op, true, &[Blow::ReplyTwice]).is_some() {
+                self.say_answer_of(r, id, "comes twice");
                 self.blow(Blow::ReplyTwice, op, applied);
                 self.reply_to(r, epoch, id, op, reply.clone());
             }
         }
         if self.links.from_store[r] > self.now {
+            self.say_answer_of(r, id, "is lost on its way");
             return self.blow(Blow::CutOff, op, applied);
         }
         if self.struck(Kind::ReplyLost) {
+            self.say_answer_of(r, id, "is lost on its way");
             return self.blow(Blow::ReplyLost, op, applied);
         }
         if self.struck(Kind::Broken) {
@@ -281,12 +296,14 @@ impl World {
                 } else if applied {
                     self.blow(Blow::ReplyLost, op, applied);
                 }
+                self.say_answer_of(r, id, "is lost on its way");
                 return;
             }
             if self.choices.chance(label, twice) {
                 if applied {
                     self.blow(Blow::ReplyTwice, op, applied);
                 }
+                self.say_answer_of(r, id, "comes twice");
                 self.reply_to(r, epoch, id, op, reply.clone());
             }
         }
@@ -310,6 +327,14 @@ impl World {
                 }
             }
         }
+    }
+
+    pub fn say_request(&mut self, r: usize, id: StoreId, what: &str) {
+        self.say_loss(Lane::Replica(r as u8), Lane::Store, || format!("op {}: {what}", id.0));
+    }
+
+    pub fn say_answer_of(&mut self, r: usize, id: StoreId, what: &str) {
+        self.say_loss(Lane::Store, Lane::Replica(r as u8), || format!("op {}: its answer {what}", id.0));
     }
 
     pub fn reply_to(
@@ -416,6 +441,10 @@ impl World {
                     || (self.chaotic() && self.choices.chance(Topic::Notify.of(r), lost))
                     || self.struck(Kind::NoticeLost)
                 {
+                    if self.hosts[r].replica.is_some() {
+                        let topic = topic.clone();
+                        self.say_loss(Lane::Store, Lane::Replica(r as u8), || format!("notice of {topic} is lost"));
+                    }
                     continue;
                 }
                 let after = self.store_latency(r);
@@ -436,6 +465,10 @@ impl World {
             || (self.chaotic() && self.choices.chance(Topic::CallLink.of(r), lost))
             || self.struck(Kind::CallLost)
         {
+            if let Some(caller) = self.ledger.get(call).map(|c| c.caller) {
+                let (from, to) = (Lane::Caller(caller), Lane::Replica(r as u8));
+                self.say_loss(from, to, || format!("call {call}: is lost on its way"));
+            }
             return;
         }
         self.schedule(after, Event::Arrive { call });
@@ -467,6 +500,10 @@ impl World {
             || (self.chaotic() && self.choices.chance(Topic::CallLink.of(r), lost))
             || self.struck(Kind::AnswerLost)
         {
+            if let Some(caller) = self.ledger.get(call).map(|c| c.caller) {
+                let (from, to) = (Lane::Replica(r as u8), Lane::Caller(caller));
+                self.say_loss(from, to, || format!("call {call}: its answer is lost on its way"));
+            }
             return;
         }
         self.schedule(after, Event::Answer { call, heard: Box::new(Heard::Answer(outcome)) });

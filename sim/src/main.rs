@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use sim::explain;
+use sim::focus::Focus;
 use sim::oracle::Promise;
 use sim::plan::{self, Plan};
 use sim::report::{self, Options, Outcome, Soak};
@@ -35,6 +37,9 @@ USAGE
   sim soak --minutes N|--hours N --out DIR [--from SEED]
                                  seeds until the time is over, from where the last run on the folder ended;
                                  soak.md and soak.json tell what came of it
+  sim explain DIR [--focus WHAT] [--until EVENT]
+                                 what --out wrote: the report, whether it still breaks so, what led to it, and the
+                                 world before and after
   sim replay FILE [--trace] [--focus TEXT] [--until STEP] [--only STEP] [--against PROGRAM]
                                  what a server recorded (`leasehold --record`): every output must come again
 
@@ -42,10 +47,11 @@ OPTIONS
   --keep-going          with --seeds: list every failure
   --check-determinism   run each seed again in a second process and compare the digests
   --trace               print every event
-  --focus TEXT          with --trace: only what mentions it, as a job's id or \"call 12\", and faults
+  --focus WHAT          with --trace, explain and replay: only what concerns it, and large faults: job:ID, group:ID,
+                        call:N, replica:N, or any text
   --until EVENT         stop after so many events
-  --out DIR             write report.txt, run.plan, trace.txt, timeline.html (open it in a browser), and a
-                        recording of each replica
+  --out DIR             write report.txt, run.plan, trace.txt, timeline.html (open it in a browser), before.txt and
+                        after.txt (the world around the last event), and a recording of each replica
   --mute TOPIC          silence a kind of draw, as store-reply, chaos, crash-step, misbehave
   --blind PROMISE       does not look at that promise: what else would catch a bug?
   --tables              with --seeds: which state each input met, which operation each fault; exit status 14 if a
@@ -68,7 +74,8 @@ EXAMPLES
   cargo run --release -p sim -- --seeds 0..200 --check-determinism
   cargo run --release -p sim -- shrink --seed 42 --out /tmp/42
   cargo run --release -p sim -- soak --hours 8 --out /tmp/soak
-  cargo run --release -p sim -- --plan /tmp/42/run.plan --trace --focus \"call 12\"
+  cargo run --release -p sim -- --plan /tmp/42/run.plan --trace --focus call:12
+  cargo run --release -p sim -- explain /tmp/42
 
 EXIT STATUS
   0 held, 1 usage, 10 safety, 11 liveness, 12 panic, 13 not deterministic, 14 something was never tried
@@ -88,6 +95,7 @@ struct Args {
     exhaust: bool,
     soak: bool,
     replay: Option<PathBuf>,
+    explain: Option<PathBuf>,
     show: Show,
     from: Option<u64>,
     scope: Option<String>,
@@ -98,7 +106,7 @@ struct Args {
     pairs: Option<usize>,
     every: Option<u64>,
     trace: bool,
-    focus: Option<String>,
+    focus: Option<Focus>,
     until: Option<u64>,
     out: Option<PathBuf>,
     minutes: Option<u64>,
@@ -147,6 +155,7 @@ fn parse() -> Result<Option<Args>, String> {
             Value(word) if word == "exhaust" => args.exhaust = true,
             Value(word) if word == "soak" => args.soak = true,
             Value(word) if word == "replay" => args.replay = Some(parser.value().map_err(text)?.into()),
+            Value(word) if word == "explain" => args.explain = Some(parser.value().map_err(text)?.into()),
             Long("only") => args.show.only = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("against") => args.show.against = Some(parser.value().map_err(text)?.into()),
             Long("from") => args.from = Some(parser.value().map_err(text)?.parse().map_err(text)?),
@@ -162,7 +171,10 @@ fn parse() -> Result<Option<Args>, String> {
             Long("strike") => args.strikes.push(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("pairs") => args.pairs = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("every") => args.every = Some(parser.value().map_err(text)?.parse().map_err(text)?),
-            Long("focus") => args.focus = Some(parser.value().map_err(text)?.parse().map_err(text)?),
+            Long("focus") => {
+                let what: String = parser.value().map_err(text)?.parse().map_err(text)?;
+                args.focus = Some(what.parse()?);
+            }
             Long("until") => args.until = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("out") => args.out = Some(parser.value().map_err(text)?.into()),
             Long("minutes") => args.minutes = Some(parser.value().map_err(text)?.parse().map_err(text)?),
@@ -206,6 +218,9 @@ fn go(args: &Args) -> u8 {
     if let Some(file) = &args.replay {
         return replay(args, file);
     }
+    if let Some(folder) = &args.explain {
+        return explain(args, folder);
+    }
     match (args.seeds, args.seed, &args.plan) {
         (Some((from, to)), None, None) => many(args, from, to),
         (None, Some(seed), None) => one(args, Plan::of(seed)),
@@ -240,7 +255,7 @@ fn one(args: &Args, mut plan: Plan) -> u8 {
 }
 
 fn replay(args: &Args, file: &Path) -> u8 {
-    let focus = args.focus.clone().or(args.trace.then(String::new));
+    let focus = args.focus.as_ref().map(Focus::plain).or(args.trace.then(String::new));
     let show = Show { focus, until: args.until, ..args.show.clone() };
     match tape::replay(file, &show, &mut |text| println!("{text}")) {
         Ok(tape::End::Same) => report::HELD,
@@ -250,6 +265,14 @@ fn replay(args: &Args, file: &Path) -> u8 {
             report::USAGE
         }
     }
+}
+
+fn explain(args: &Args, folder: &Path) -> u8 {
+    let show = explain::Show { focus: args.focus.clone(), until: args.until };
+    explain::explain(folder, &show, &mut |text| println!("{text}")).unwrap_or_else(|error| {
+        eprintln!("sim: {error}");
+        report::USAGE
+    })
 }
 
 fn sweep(args: &Args) -> u8 {
@@ -345,7 +368,10 @@ fn artefacts(args: &Args, outcome: &Outcome) -> Result<(), String> {
         std::fs::write(&path, &tape.bytes).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     let tapes = if outcome.tapes.is_empty() { "" } else { ", and a recording of each replica" };
-    println!("written to {}: report.txt, run.plan, trace.txt, timeline.html{tapes}", folder.display());
+    println!(
+        "written to {}: report.txt, run.plan, trace.txt, timeline.html, before.txt, after.txt{tapes}",
+        folder.display()
+    );
     Ok(())
 }
 
@@ -422,6 +448,18 @@ const SOAK_PAGE: u64 = 64;
 /// Seeds that are run in a second process before anything else.
 const SOAK_DETERMINISM: u64 = 20;
 
+/// Seeds that broke in a soak of which everything is written down.
+const SOAK_KEPT: usize = 10;
+
+fn keep(outcome: &Outcome, folder: &Path, before: usize) {
+    let path = folder.join(format!("seed-{}", outcome.plan.seed));
+    if before < SOAK_KEPT
+        && let Err(error) = report::write(outcome, &path)
+    {
+        eprintln!("sim: {}: {error}", path.display());
+    }
+}
+
 fn soak(args: &Args) -> u8 {
     let Some(folder) = &args.out else {
         eprintln!("sim: soak needs --out DIR, where its state and its reports are kept\n\n{HELP}");
@@ -452,6 +490,7 @@ fn soak(args: &Args) -> u8 {
         run_seeds(args, record.next, to, &go_on, &mut |outcome| {
             if !outcome.held() {
                 println!("{}", report::failure(&outcome));
+                keep(&outcome, folder, record.soak.broken.len());
             }
             record.soak.add(&outcome);
         });

@@ -7,15 +7,26 @@ use std::fmt::Write as _;
 use leasehold_core::JobId;
 use leasehold_core::ids::GroupId;
 
+use crate::focus::{call_of, mentions};
 use crate::setup::SECOND;
+use crate::store::EPOCH;
 use crate::trace::{Entry, Kind, Lane, short};
 
-/// What a violation is about: ids in its text, and calls.
+/// Columns of a screen.
+const SCREEN: usize = 160;
+/// Columns of a lane.
+const WIDTH: usize = 9;
+/// Columns of time and event.
+const GUTTER: usize = 22;
+/// Of a slice that is too long, so many entries of its beginning are shown.
+const FIRST: usize = 8;
+
+/// What a violation is about: ids in its text, calls, slots and pools by their keys.
 pub fn subjects(what: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let words: Vec<&str> = what.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).collect();
     for (n, word) in words.iter().enumerate() {
-        if word.parse::<JobId>().is_ok() || word.parse::<GroupId>().is_ok() {
+        if is_id(word) {
             found.insert((*word).to_owned());
         }
         if *word == "call"
@@ -24,27 +35,39 @@ pub fn subjects(what: &str) -> BTreeSet<String> {
             found.insert(format!("call {number}"));
         }
     }
+    // A key as it stands in the store: `holders/p0`, `slot/p0/default/s1`.
+    for word in what.split(|c: char| c.is_whitespace() || matches!(c, ',' | ';' | '(' | ')' | '[' | ']' | '"')) {
+        let word = word.trim_end_matches([':', '.']);
+        if word.split_once('/').is_some_and(|(kind, rest)| KINDS.contains(&kind) && !rest.is_empty()) {
+            found.insert(word.to_owned());
+        }
+    }
+    for (n, word) in words.iter().enumerate() {
+        if let (true, Some(name)) = (*word == "pool", words.get(n + 1))
+            && !name.is_empty()
+        {
+            found.insert(format!("holders/{name}"));
+        }
+    }
     found
 }
 
-fn mentions(text: &str, subject: &str) -> bool {
-    // "call 1" is not meant by "call 12".
-    text.match_indices(subject).any(|(at, _)| {
-        let after = text[at + subject.len()..].chars().next();
-        !after.is_some_and(|c| c.is_ascii_alphanumeric() || c == '-')
-    })
+const KINDS: [&str; 10] = ["holders", "batch", "waiting", "alive", "slot", "pool", "probe", "hold", "queue", "key"];
+
+fn is_id(word: &str) -> bool {
+    word.parse::<JobId>().is_ok() || word.parse::<GroupId>().is_ok()
 }
 
 /// The entries that concern the subjects: those that name them, the calls that do, and the store's
-/// operations which carried them. Faults in between are kept. Without a subject: the end of the trace.
+/// operations which carried them, with what became of these on their way. Large faults are kept. Without a
+/// subject: the end of the trace.
 pub fn slice<'a>(trace: &'a [Entry], subjects: &BTreeSet<String>, most: usize) -> Vec<&'a Entry> {
     let mut subjects = subjects.clone();
     for entry in trace {
         if subjects.iter().any(|s| mentions(&entry.text, s))
-            && let Some(rest) = entry.text.strip_prefix("call ")
-            && let Some(number) = rest.split([':', ' ']).next()
+            && let Some(call) = call_of(&entry.text)
         {
-            subjects.insert(format!("call {number}"));
+            subjects.insert(format!("call {call}"));
         }
     }
     let named: Vec<usize> = (0..trace.len())
@@ -56,67 +79,178 @@ pub fn slice<'a>(trace: &'a [Entry], subjects: &BTreeSet<String>, most: usize) -
     let mut keep: BTreeSet<usize> = BTreeSet::new();
     for n in named {
         keep.insert(n);
-        // An effect is shown with the message that had it, and with its answer.
+        // An effect is shown with the message that had it, with its answer, and with what was lost of either.
         let Some(entry) = trace.get(n).filter(|e| e.kind == Kind::Effect && e.to == Lane::Store) else { continue };
         let Some(message) = (0..n).rev().find(|m| trace.get(*m).is_some_and(|e| e.kind == Kind::Message)) else {
             continue;
         };
         keep.insert(message);
         let op = trace.get(message).and_then(|e| e.text.split(':').next()).unwrap_or_default();
-        let answers = |e: &Entry| e.from == Lane::Store && e.to == entry.from && e.text.split(':').next() == Some(op);
-        if let Some(answer) = (n..trace.len()).find(|m| trace.get(*m).is_some_and(answers)) {
-            keep.insert(answer);
-        }
+        let same =
+            |e: &Entry, from: Lane, to: Lane| e.from == from && e.to == to && e.text.split(':').next() == Some(op);
+        let answers = |e: &Entry| e.kind == Kind::Message && same(e, Lane::Store, entry.from);
+        keep.extend((n..trace.len()).find(|m| trace.get(*m).is_some_and(answers)));
+        let lost =
+            |e: &Entry| e.kind == Kind::Loss && (same(e, Lane::Store, entry.from) || same(e, entry.from, Lane::Store));
+        keep.extend(
+            (message.saturating_sub(LOOK)..trace.len().min(n + LOOK)).filter(|m| trace.get(*m).is_some_and(lost)),
+        );
     }
     if keep.iter().all(|n| trace.get(*n).is_some_and(|e| e.kind == Kind::Fault)) {
         keep.extend(trace.len().saturating_sub(most)..trace.len());
     }
-    let from = keep.len().saturating_sub(most);
-    keep.into_iter().skip(from).filter_map(|n| trace.get(n)).collect()
+    keep.into_iter().filter_map(|n| trace.get(n)).collect()
 }
 
-const WIDTH: usize = 9;
+/// Entries to either side of an operation among which its losses are looked for.
+const LOOK: usize = 200;
+
+/// The slice as a diagram of so many lines at most, with what the short names in it mean. Of a slice that is too
+/// long the beginning and the end are shown.
+pub fn picture(trace: &[Entry], subjects: &BTreeSet<String>, most: usize) -> String {
+    let all = slice(trace, subjects, most);
+    let mut aliases = Aliases::default();
+    // What it is about has the first names.
+    subjects.iter().for_each(|s| drop(aliases.brief(s)));
+    let rows = match all.len().checked_sub(most) {
+        None | Some(0) => rows(&all, &[], &mut aliases),
+        Some(left) => {
+            let (first, last) = (&all[..FIRST.min(most)], &all[left + FIRST.min(most)..]);
+            rows(first, last, &mut aliases)
+        }
+    };
+    let left = all.len().saturating_sub(most);
+    let gap = if left > 0 { format!("{left} entries are left out here, see trace.txt") } else { String::new() };
+    format!("{}{}", aliases.legend(), rows.replace("@GAP@", &gap))
+}
 
 /// The entries as a diagram, one line each.
 pub fn diagram(entries: &[&Entry]) -> String {
-    let lanes: Vec<Lane> = entries
+    rows(entries, &[], &mut Aliases::default())
+}
+
+fn rows(first: &[&Entry], last: &[&Entry], aliases: &mut Aliases) -> String {
+    let lanes: Vec<Lane> = first
         .iter()
+        .chain(last)
         .flat_map(|e| [e.from, e.to])
         .filter(|lane| *lane != Lane::World)
         .collect::<BTreeSet<_>>()
         .into_iter()
         .collect();
-    let place = |lane: Lane| lanes.iter().position(|l| *l == lane);
     let mut out = String::new();
     // Writing to a string cannot fail.
     let _ = write!(out, "{:>13} {:>7} ", "time", "event");
     let names: String = lanes.iter().map(|lane| format!("{:<WIDTH$}", lane.to_string())).collect();
-    let _ = writeln!(out, "{names}");
-    for entry in entries {
-        let mut row: Vec<char> = vec![' '; lanes.len() * WIDTH];
-        for n in 0..lanes.len() {
-            row[n * WIDTH] = '|';
+    let _ = writeln!(out, "{}", names.trim_end());
+    first.iter().for_each(|entry| row(&mut out, entry, &lanes, aliases));
+    if !last.is_empty() {
+        let _ = writeln!(out, "{:>GUTTER$}@GAP@", "...  ");
+    }
+    last.iter().for_each(|entry| row(&mut out, entry, &lanes, aliases));
+    out
+}
+
+fn row(out: &mut String, entry: &Entry, lanes: &[Lane], aliases: &mut Aliases) {
+    let place = |lane: Lane| lanes.iter().position(|l| *l == lane);
+    let mut row: Vec<char> = vec![' '; lanes.len() * WIDTH];
+    for n in 0..lanes.len() {
+        row[n * WIDTH] = '|';
+    }
+    let mut text = aliases.brief(&entry.text);
+    match (entry.kind, place(entry.from), place(entry.to)) {
+        (Kind::Fault, ..) => {
+            row.fill('~');
+            text = format!("FAULT {text}");
         }
-        let mut text = entry.text.clone();
-        match (entry.kind, place(entry.from), place(entry.to)) {
-            (Kind::Fault, ..) => {
-                row.fill('~');
-                text = format!("FAULT {text}");
-            }
-            (Kind::Message, Some(from), Some(to)) if from != to => {
-                let (low, high) = (from.min(to) * WIDTH, from.max(to) * WIDTH);
-                row[low + 1..high].fill('-');
-                row[from * WIDTH] = 'o';
+        (Kind::Message | Kind::Loss, Some(from), Some(to)) if from != to => {
+            let (low, high) = (from.min(to) * WIDTH, from.max(to) * WIDTH);
+            row[low + 1..high].fill('-');
+            row[from * WIDTH] = 'o';
+            if entry.kind == Kind::Loss {
+                let middle = low + (high - low) / 2;
+                row[middle] = 'X';
+                let gone = if to > from { middle + 1..high } else { low + 1..middle };
+                row[gone].fill(' ');
+                row[to * WIDTH] = '|';
+            } else {
                 row[to * WIDTH] = if to > from { '>' } else { '<' };
             }
-            (_, _, Some(to)) => row[to * WIDTH] = if entry.kind == Kind::Mark { '!' } else { '*' },
-            _ => {}
         }
-        let row: String = row.into_iter().collect();
-        let (s, us) = (entry.at / SECOND, entry.at % SECOND);
-        let _ = writeln!(out, "{s:>6}.{us:06} {:>7} {row}{}", format!("#{}", entry.event), short(&text, 110));
+        (_, _, Some(to)) => row[to * WIDTH] = if entry.kind == Kind::Mark { '!' } else { '*' },
+        _ => {}
     }
-    out
+    let row: String = row.into_iter().collect();
+    let (s, us) = (entry.at / SECOND, entry.at % SECOND);
+    let room = SCREEN.saturating_sub(GUTTER + lanes.len() * WIDTH + 1).max(40);
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "{s:>6}.{us:06} {:>7} {row}{}", format!("#{}", entry.event), short(&text, room));
+}
+
+/// Short names for ids: `J1` for the first job that is named, `G1` for the first group, `G1-3` for its children.
+#[derive(Debug, Default)]
+struct Aliases {
+    jobs: Vec<String>,
+    groups: Vec<String>,
+}
+
+impl Aliases {
+    /// A text with short ids, clocks in seconds from the beginning, and versions cut to six digits.
+    fn brief(&mut self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(c) = rest.chars().next() {
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
+            if end == 0 {
+                out.push(c);
+                rest = &rest[c.len_utf8()..];
+                continue;
+            }
+            let (word, after) = rest.split_at(end);
+            out.push_str(&self.word(word));
+            rest = after;
+        }
+        out
+    }
+
+    fn word(&mut self, word: &str) -> String {
+        fn nth(list: &mut Vec<String>, word: &str) -> usize {
+            let at = list.iter().position(|known| known == word).unwrap_or(list.len());
+            if at == list.len() {
+                list.push(word.to_owned());
+            }
+            at + 1
+        }
+        // A job that is no child, or a group; they differ in one bit.
+        if word.parse::<GroupId>().is_ok() {
+            return format!("G{}", nth(&mut self.groups, word));
+        }
+        if word.parse::<JobId>().is_ok() {
+            return format!("J{}", nth(&mut self.jobs, word));
+        }
+        if word.len() == 16
+            && let Some(us) = word.parse::<u64>().ok().and_then(|clock| clock.checked_sub(EPOCH))
+        {
+            return format!("{}.{:06}s", us / SECOND, us % SECOND);
+        }
+        match word.strip_prefix('v') {
+            Some(hex) if hex.len() == 16 && hex.bytes().all(|b| b.is_ascii_hexdigit()) => word[..7].to_owned(),
+            _ => word.to_owned(),
+        }
+    }
+
+    /// What the first of them mean.
+    fn legend(&self) -> String {
+        let name = |kind: char, all: &[String]| {
+            let some = all.iter().take(2).enumerate();
+            some.map(|(n, id)| format!("{kind}{} = {id}", n + 1)).collect::<Vec<_>>()
+        };
+        let all = [name('J', &self.jobs), name('G', &self.groups)].concat();
+        match all.is_empty() {
+            true => String::new(),
+            false => format!("{}\n", all.join(", ")),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -146,6 +280,36 @@ mod tests {
         assert_eq!(events, [1, 3, 3, 4, 5, 6]);
         let picture = diagram(&slice(&trace, &about, 30));
         assert!(picture.contains("o-------->") && picture.contains("<--------o"), "{picture}");
+    }
+
+    #[test]
+    fn what_was_lost_of_an_operation_is_shown_with_it() {
+        let (r, store) = (Lane::Replica(0), Lane::Store);
+        let trace = [
+            entry(2, r, store, Kind::Loss, "op 7: will come once more 5 ms later"),
+            entry(3, r, store, Kind::Message, "op 7: commit of 1"),
+            entry(3, r, store, Kind::Effect, "APPLIED: put job/x"),
+            entry(3, store, r, Kind::Loss, "op 7: its answer is lost on its way"),
+            entry(3, store, r, Kind::Loss, "op 8: its answer is lost on its way"),
+        ];
+        let about = BTreeSet::from(["x".to_owned()]);
+        assert_eq!(slice(&trace, &about, 30).len(), 4);
+        let picture = picture(&trace, &about, 30);
+        assert!(picture.contains("o---X    |op 7: will") && picture.contains("|    X---oop 7: its"), "{picture}");
+    }
+
+    #[test]
+    fn a_long_slice_keeps_its_beginning_and_its_end_and_ids_are_short() {
+        const JOB: &str = "01HF7YB0MF00B20JA9CK827G25";
+        let client = Lane::Caller(Caller::Client(0));
+        let trace: Vec<Entry> = (0..50)
+            .map(|n| entry(n, client, Lane::Replica(0), Kind::Message, &format!("get {JOB} at 1700000002000000")))
+            .collect();
+        let picture = picture(&trace, &BTreeSet::from([JOB.to_owned()]), 20);
+        assert!(picture.starts_with(&format!("J1 = {JOB}\n")), "{picture}");
+        assert_eq!(picture.lines().count(), 1 + 1 + 20 + 1, "{picture}");
+        assert!(picture.contains("get J1 at 2.000000s") && picture.contains("30 entries are left out"), "{picture}");
+        assert!(picture.contains(" #0 ") && picture.contains(" #49 "), "{picture}");
     }
 
     #[test]

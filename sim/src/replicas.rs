@@ -160,8 +160,9 @@ impl World {
             }
         }
         if dies {
-            self.fault("crash_step");
+            self.count_fault("crash_step");
             let rest = self.choices.between(Topic::CrashStep.of(r), 1, 8 * SECOND);
+            self.say_fault(&format!("r{r} dies between two outputs of a step, for {} ms", rest / MILLI));
             self.crash(r, Some(rest));
             return;
         }

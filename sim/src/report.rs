@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use leasehold_core::replica::Mark;
 
 use crate::choices::Drawn;
+use crate::explain;
 use crate::oracle::{Promise, Violation};
 use crate::picture;
 use crate::plan::Plan;
+use crate::settings;
 use crate::setup::{SECOND, Setup};
+use crate::state::Watch;
 use crate::tables::Tables;
 use crate::tape::Tape;
 use crate::timeline;
@@ -45,6 +48,8 @@ pub struct Outcome {
     pub tapes: Vec<Tape>,
     /// What met what.
     pub tried: Box<Tables>,
+    /// How the world stood, if that was to be written down.
+    pub watch: Option<Box<Watch>>,
 }
 
 /// How a plan is run.
@@ -55,11 +60,13 @@ pub struct Options {
     pub record: bool,
     /// Replicas are recorded.
     pub tape: bool,
+    /// The world is written down as well.
+    pub watch: Option<Box<Watch>>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { trace: Trace::default(), until: u64::MAX, record: false, tape: false }
+        Options { trace: Trace::default(), until: u64::MAX, record: false, tape: false, watch: None }
     }
 }
 
@@ -84,6 +91,12 @@ impl Outcome {
             (None, Some(_)) => SAFETY,
             (None, None) => HELD,
         }
+    }
+
+    /// How it ended and at which event.
+    pub fn brief(&self) -> String {
+        let broke = if self.held() { "" } else { "BROKEN " };
+        format!("{broke}{} at event {}", self.promise(), self.counts.events)
     }
 
     pub fn promise(&self) -> &'static str {
@@ -113,6 +126,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
     world.until = options.until;
     world.taping = options.tape;
     world.blind.clone_from(&plan.blind);
+    world.watch.clone_from(&options.watch);
     if let Some(address) = &plan.store {
         match Twin::open(address, plan.seed) {
             Ok(twin) => world.store.twin = Some(Arc::new(Mutex::new(twin))),
@@ -124,6 +138,8 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
         let theirs = world.store.beside(|twin, model| twin.end(model));
         world.agree(theirs);
     }
+    // What broke after the last event has no event of its own.
+    world.watch_end();
     let panicked = ran.err().map(|cause| {
         let text = cause.downcast_ref::<String>().cloned();
         text.or_else(|| cause.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
@@ -143,6 +159,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
         drawn: world.choices.recorded(),
         tapes: world.tapes.drain(..).chain(world.hosts.iter_mut().filter_map(|h| h.tape.take()).map(|t| *t)).collect(),
         trace: std::mem::take(&mut world.trace.kept),
+        watch: world.watch,
         counts: world.counts,
         marks: world.marks,
     }
@@ -221,11 +238,15 @@ pub fn summary(o: &Outcome, took: Option<Duration>) -> String {
 pub fn failure(o: &Outcome) -> String {
     let mut out = verdict(o);
     if !out.is_empty() && !o.trace.is_empty() {
-        let subjects = o.broken.as_ref().map(|violation| picture::subjects(&violation.what)).unwrap_or_default();
-        let slice = picture::slice(&o.trace, &subjects, SLICE);
-        let _ = write!(out, "\n{}", picture::diagram(&slice));
+        let _ = write!(out, "\n{}", led_to(o));
     }
     out
+}
+
+/// A picture of what led to it.
+pub fn led_to(o: &Outcome) -> String {
+    let subjects = o.broken.as_ref().map(|violation| picture::subjects(&violation.what)).unwrap_or_default();
+    picture::picture(&o.trace, &subjects, SLICE)
 }
 
 /// What broke, in a few lines.
@@ -238,30 +259,99 @@ pub fn verdict(o: &Outcome) -> String {
         (None, None) => return out,
     };
     let _ = writeln!(out, "BROKEN {} at {at}", o.promise());
-    let _ = writeln!(out, "  {what}");
+    let _ = writeln!(out, "  {}", trace::short(&what, 600));
+    if let Some(says) = says(o.promise()) {
+        let _ = writeln!(out, "  promised  {says}");
+    }
     let blind: String = o.plan.blind.iter().map(|promise| format!(" --blind {}", promise.text())).collect();
     let _ = match o.plan.mute.is_empty() && o.plan.set.is_empty() {
-        true => writeln!(out, "  cargo run --release -p sim -- --seed {}{blind}", o.plan.seed),
-        false => writeln!(out, "  cargo run --release -p sim -- --plan FILE, with the plan of seed {}", o.plan.seed),
+        true => writeln!(out, "  replay    cargo run --release -p sim -- --seed {}{blind}", o.plan.seed),
+        false => writeln!(out, "  replay    cargo run --release -p sim -- --plan {PLAN}"),
     };
+    let listed = |name: &str, all: Vec<String>| match all.is_empty() {
+        true => format!("  {name}none\n"),
+        false => wrapped(name, &all),
+    };
+    out.push_str(&listed("differs   ", settings::differing(&o.setup)));
+    out.push_str(&listed("faults    ", settings::faults(&o.setup)));
+    let met: Vec<String> = o.counts.faults.iter().map(|(name, n)| format!("{name} {n}")).collect();
+    out.push_str(&listed("met       ", met));
     out
 }
 
-/// Everything about a run, as files in a folder.
+/// The plan that a failure tells to replay; a folder that is written has it by its path.
+const PLAN: &str = "FILE";
+/// Columns of a screen.
+const SCREEN: usize = 160;
+
+/// A list over as many lines as it needs.
+fn wrapped(name: &str, all: &[String]) -> String {
+    let mut out = String::new();
+    let mut line = format!("  {name}");
+    let indent = line.len();
+    for (n, item) in all.iter().enumerate() {
+        let comma = if n + 1 < all.len() { "," } else { "" };
+        if line.len() + item.len() + 2 > SCREEN {
+            out.push_str(line.trim_end());
+            out.push('\n');
+            line = " ".repeat(indent);
+        }
+        line.push_str(&format!("{item}{comma} "));
+    }
+    format!("{out}{}\n", line.trim_end())
+}
+
+/// What a promise says, as docs/INVARIANTS.md has it.
+fn says(promise: &str) -> Option<&'static str> {
+    let head = format!("| `{promise}` | ");
+    PROMISES.lines().find_map(|line| line.strip_prefix(&head)?.split(" | ").next())
+}
+
+const PROMISES: &str = include_str!("../../docs/INVARIANTS.md");
+
+/// What tells this build from another: a hash of the program.
+pub fn build() -> String {
+    static BUILD: OnceLock<String> = OnceLock::new();
+    let hash = || {
+        let program = std::env::current_exe().and_then(std::fs::read).unwrap_or_default();
+        format!("sim {} {:016x}", env!("CARGO_PKG_VERSION"), xxhash_rust::xxh3::xxh3_64(&program))
+    };
+    BUILD.get_or_init(hash).clone()
+}
+
+/// Everything about a run, as files in a folder. It is run once more, with all that is written down.
 ///
 /// # Errors
 /// If a file cannot be written.
 pub fn write(o: &Outcome, folder: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
-    std::fs::write(folder.join("report.txt"), summary(o, None))?;
-    std::fs::write(folder.join("run.plan"), o.plan.to_string())?;
-    let lines: String = o.trace.iter().map(|entry| trace::line(entry) + "\n").collect();
+    let events = o.counts.events;
+    let until = if o.stopped { events } else { u64::MAX };
+    // Beside a real store nothing is run twice.
+    let watched = o.plan.store.is_none().then(|| explain::watched(&o.plan, until, events, true));
+    let watched = watched.as_ref().unwrap_or(o);
+    let plan = folder.join("run.plan");
+    std::fs::write(folder.join("report.txt"), report(watched, &plan))?;
+    std::fs::write(&plan, format!("# {}\n{}", o.brief(), o.plan))?;
+    let lines: String = watched.trace.iter().map(|entry| trace::line(entry) + "\n").collect();
     std::fs::write(folder.join("trace.txt"), lines)?;
-    std::fs::write(folder.join("timeline.html"), timeline::html(o))
+    explain::worlds(watched, folder, None)?;
+    std::fs::write(folder.join("timeline.html"), timeline::html(watched))
+}
+
+/// The report of a folder: of a failure all that is needed to understand it on one screen.
+fn report(o: &Outcome, plan: &Path) -> String {
+    let command = format!("--plan {}", plan.display());
+    let text = match o.held() {
+        true => summary(o, None),
+        false => format!("{}digest {:016x}\n", failure(o), o.digest),
+    };
+    let text = text.replace(&format!("--plan {PLAN}"), &command);
+    format!("{text}verdict {}\nbuild {}\n", o.brief(), build())
 }
 
 /// Lines of the picture of a failure, so that it fits a screen.
-const SLICE: usize = 30;
+pub const SLICE: usize = 32;
 
 /// What many seeds came to.
 #[derive(Clone, Debug, Default)]

@@ -1,10 +1,12 @@
 //! What `--trace` prints: a line for everything that crosses a border, short enough to be read.
 
 use leasehold_core::replica::Mark;
-use leasehold_core::store::{Answer, Commit, Guard, StoreError, Txn, Write};
+use leasehold_core::request::{CreateGroup, Held};
+use leasehold_core::store::{Answer, Commit, Guard, ScoreAt, StoreError, Txn, Write};
 use leasehold_core::{Outcome, Request, Response, StoreAnswer, StoreOp};
 
 use crate::calls::{Caller, Heard};
+use crate::focus::Focus;
 use crate::setup::SECOND;
 use crate::world::{Event, Micros, World};
 
@@ -42,6 +44,8 @@ pub enum Kind {
     /// What a message did where it arrived.
     Effect,
     Mark,
+    /// A message that is lost, late or falsely said to have failed.
+    Loss,
     Fault,
 }
 
@@ -60,8 +64,8 @@ pub struct Entry {
 pub struct Trace {
     pub print: bool,
     pub keep: bool,
-    /// Only what mentions this, as `job:ID`, `call 12` or any other text.
-    pub focus: Option<String>,
+    /// Only what concerns this, and large faults.
+    pub focus: Option<Focus>,
     pub kept: Vec<Entry>,
 }
 
@@ -71,7 +75,7 @@ impl Trace {
     }
 
     fn add(&mut self, entry: Entry) {
-        if self.focus.as_ref().is_some_and(|focus| !entry.text.contains(focus.as_str()) && entry.kind != Kind::Fault) {
+        if self.focus.as_mut().is_some_and(|focus| !focus.takes(&entry)) {
             return;
         }
         if self.print {
@@ -93,6 +97,7 @@ pub fn line(entry: &Entry) -> String {
         }
         Kind::Effect => format!("{s:>5}.{us:06} #{:<6}     {text}", entry.event),
         Kind::Mark => format!("{s:>5}.{us:06} #{:<6} {} {text}", entry.event, entry.to),
+        Kind::Loss => format!("{s:>5}.{us:06} #{:<6} {} -x {}: {text}", entry.event, entry.from, entry.to),
         Kind::Fault => format!("{s:>5}.{us:06} #{:<6} FAULT {text}", entry.event),
     }
 }
@@ -108,21 +113,39 @@ impl World {
         }
     }
 
+    /// Something happens to a message on its way.
+    pub fn say_loss(&mut self, from: Lane, to: Lane, text: impl FnOnce() -> String) {
+        if self.trace.on() {
+            self.tell(Kind::Loss, from, to, text());
+        }
+    }
+
     /// What is about to happen.
     pub fn say_event(&mut self, event: &Event) {
-        if !self.trace.on() {
-            return;
+        if self.trace.on()
+            && let Some((from, to, text)) = self.told(event)
+        {
+            self.tell(Kind::Message, from, to, text);
         }
-        let caller =
+    }
+
+    /// What is on its way, in order.
+    pub fn under_way(&self) -> Vec<(Micros, Lane, Lane, String)> {
+        let all = self.scheduled().into_iter();
+        all.filter_map(|(at, event)| self.told(event).map(|(from, to, text)| (at, from, to, text))).collect()
+    }
+
+    /// An event as a message; not all are.
+    fn told(&self, event: &Event) -> Option<(Lane, Lane, String)> {
+        let ends =
             |call: &u32| self.ledger.get(*call).map(|c| (Lane::Caller(c.caller), Lane::Replica(c.replica as u8)));
-        let (from, to, text) = match event {
+        Some(match event {
             Event::Arrive { call } => {
-                let Some(c) = self.ledger.get(*call) else { return };
-                let (from, to) = (Lane::Caller(c.caller), Lane::Replica(c.replica as u8));
-                (from, to, format!("call {call}: {}", request(&c.request)))
+                let (from, to) = ends(call)?;
+                (from, to, format!("call {call}: {}", request(&self.ledger.get(*call)?.request)))
             }
             Event::Answer { call, heard } => {
-                let Some((to, from)) = caller(call) else { return };
+                let (to, from) = ends(call)?;
                 let text = match &**heard {
                     Heard::Answer(outcome) => reply(outcome),
                     Heard::NotDelivered => "not delivered".to_owned(),
@@ -130,31 +153,34 @@ impl World {
                 };
                 (from, to, format!("call {call} hears: {text}"))
             }
-            Event::AtStore { replica, id, op, answer, .. } => {
-                let lost = if *answer { "" } else { " (its answer is not sent)" };
+            Event::AtStore { replica, id, op, answer, again, .. } => {
+                let lost = match (*again, *answer) {
+                    (true, _) => " (once more, by a repeated envelope)",
+                    (false, false) => " (its answer is not sent)",
+                    (false, true) => "",
+                };
                 (Lane::Replica(*replica), Lane::Store, format!("op {}: {}{lost}", id.0, operation(op)))
             }
             Event::FromStore { replica, id, reply, .. } => {
                 (Lane::Store, Lane::Replica(*replica), format!("op {}: {}", id.0, answered(reply)))
             }
             Event::HangUp { replica, call, .. } => {
-                let from = caller(call).map_or(Lane::World, |(from, _)| from);
-                (from, Lane::Replica(*replica), format!("call {call} hung up"))
+                let from = ends(call).map_or(Lane::World, |(from, _)| from);
+                (from, Lane::Replica(*replica), format!("call {call}: hung up"))
             }
             Event::GiveUp { call } if self.ledger.get(*call).is_some_and(|c| c.heard.is_none()) => {
-                let Some((from, _)) = caller(call) else { return };
+                let (from, _) = ends(call)?;
                 (from, from, format!("call {call}: gives up"))
             }
             Event::Boot { replica, .. } => (Lane::World, Lane::Replica(*replica), "starts".to_owned()),
             Event::Resume { replica, .. } => (Lane::World, Lane::Replica(*replica), "goes on".to_owned()),
-            _ => return,
-        };
-        self.tell(Kind::Message, from, to, text);
+            _ => return None,
+        })
     }
 
     pub fn say_txn(&mut self, r: usize, txn: &Txn, answer: &Answer) {
         if self.trace.on() {
-            let text = format!("{} => {}", transaction(txn), verdict(txn, answer));
+            let text = transaction(txn, answer);
             self.tell(Kind::Effect, Lane::Replica(r as u8), Lane::Store, text);
         }
     }
@@ -181,7 +207,11 @@ pub fn short(text: &str, most: usize) -> String {
     }
 }
 
-fn request(request: &Request) -> String {
+pub fn request(request: &Request) -> String {
+    let held = |held: &Held| {
+        let token = held.token.map_or_else(|| "no token".to_owned(), |token| format!("{token:?}"));
+        format!("{} {token}", held.job)
+    };
     match request {
         Request::Submit(s) => format!("submit {}/{} {:?} key {:?} {:?}", s.tenant, s.queue, s.class, s.key, s.start),
         Request::Claim(c) => {
@@ -189,6 +219,50 @@ fn request(request: &Request) -> String {
                 "claim {}/{:?} max {} wait {} id {:?} lease {:?}",
                 c.tenant, c.queues, c.max, c.wait_ms, c.claim_id, c.lease_ms
             )
+        }
+        Request::Heartbeat(beat) => {
+            let seq = beat.seq.map_or_else(String::new, |seq| format!(" progress {seq}"));
+            format!("heartbeat {}{seq}", held(&beat.held))
+        }
+        Request::Complete(done) => format!("complete {}", held(&done.held)),
+        Request::Fail(failed) => {
+            let retryable = if failed.retryable { "" } else { " for good" };
+            format!("fail {}{retryable}", held(&failed.held))
+        }
+        Request::Release(of) => format!("release {}", held(of)),
+        Request::Get { tenant, job } => format!("get {tenant} {job}"),
+        Request::Cancel { tenant, job } => format!("cancel {tenant} {job}"),
+        Request::Retry { tenant, job } => format!("retry {tenant} {job}"),
+        Request::Delete { tenant, job } => format!("delete {tenant} {job}"),
+        Request::CreateGroup(asked) => {
+            let CreateGroup { common, children, max_parallel, mode, sealed, .. } = &**asked;
+            let sealed = if *sealed { "sealed" } else { "open" };
+            let (home, n) = (format!("{}/{}", common.tenant, common.queue), children.len());
+            format!(
+                "create group {home} key {:?} {n} children max_parallel {max_parallel:?} {mode:?} {sealed}",
+                common.key
+            )
+        }
+        Request::ExtendGroup { group, from, children, .. } => {
+            format!("extend group {group} from {from} by {} children", children.len())
+        }
+        Request::SealGroup { group, .. } => format!("seal group {group}"),
+        Request::CancelGroup { group, .. } => format!("cancel group {group}"),
+        Request::Group { group, wait_ms, .. } => format!("group {group} wait {wait_ms}"),
+        Request::Children { group, from, limit, .. } => format!("children of {group} from {from} limit {limit}"),
+        Request::Acquire(asked) => format!(
+            "acquire {} slot {}/{} {:?} cost {} wait {}",
+            asked.pool,
+            asked.tenant,
+            asked.slot.as_deref().unwrap_or("of no name"),
+            asked.class,
+            asked.cost,
+            asked.wait_ms
+        ),
+        Request::RefreshSlot { tenant, pool, slot } => format!("refresh {pool} slot {tenant}/{slot}"),
+        Request::ReleaseSlot { tenant, pool, slot } => format!("give back {pool} slot {tenant}/{slot}"),
+        Request::Dispatch(asked) => {
+            format!("dispatch to {:?} of {:?} max {} wait {}", asked.upstreams, asked.queues, asked.max, asked.wait_ms)
         }
         Request::Batch(items) => items.iter().map(self::request).collect::<Vec<_>>().join(" | "),
         other => format!("{other:?}"),
@@ -235,17 +309,9 @@ fn answered(reply: &Result<StoreAnswer, StoreError>) -> String {
     }
 }
 
-fn transaction(txn: &Txn) -> String {
-    let guards: Vec<String> = txn
-        .guards
-        .iter()
-        .map(|g| match g {
-            Guard::Absent(key) => format!("no {key}"),
-            Guard::At(key, version) => format!("{key}={version:?}"),
-            Guard::Member(index, member, standing) => format!("{member} {standing:?} {index}"),
-            Guard::Below(index, _, n) => format!("{index}<{n}"),
-        })
-        .collect();
+/// What became of it, what it writes, and on what conditions.
+fn transaction(txn: &Txn, answer: &Answer) -> String {
+    let guards: Vec<String> = txn.guards.iter().map(guard).collect();
     let writes: Vec<String> = txn
         .writes
         .iter()
@@ -253,25 +319,45 @@ fn transaction(txn: &Txn) -> String {
             Write::Put { key, version, .. } => Some(format!("put {key}={version:?}")),
             Write::Delete(key) => Some(format!("del {key}")),
             Write::Expire(key, expiry) => Some(format!("expire {key} {expiry:?}")),
-            Write::Add { index, score, raise, .. } => {
-                Some(format!("{index}{}@{score:?}", if *raise { "^" } else { "+" }))
+            Write::Add { index, member, score, raise } => {
+                let sign = if *raise { "^" } else { "+" };
+                Some(format!("{index}{sign}{member}@{}", at(score)))
             }
-            Write::Remove { index, .. } => Some(format!("{index}-")),
+            Write::Remove { index, member } => Some(format!("{index}-{member}")),
             Write::Append { .. } | Write::Notify(_) => None,
         })
         .collect();
-    let take = txn.take.as_ref().map(|t| format!("take {} of {} ", t.n, t.from.len())).unwrap_or_default();
-    format!("<={} [{}] {take}{}", txn.valid_until, guards.join(", "), writes.join(" "))
+    let take = txn.take.as_ref().map_or_else(String::new, |t| format!("take {} of {} indexes ", t.n, t.from.len()));
+    let writes = if writes.is_empty() && take.is_empty() { "nothing".to_owned() } else { writes.join(" ") };
+    format!("{}: {take}{writes} if [{}] by {}", verdict(txn, answer), guards.join(", "), txn.valid_until)
+}
+
+fn guard(guard: &Guard) -> String {
+    match guard {
+        Guard::Absent(key) => format!("no {key}"),
+        Guard::At(key, version) => format!("{key}={version:?}"),
+        Guard::Member(index, member, standing) => format!("{member} {standing:?} {index}"),
+        Guard::Below(index, _, n) => format!("{index}<{n}"),
+    }
+}
+
+fn at(score: &ScoreAt) -> String {
+    match score {
+        ScoreAt::Number(n) => n.to_string(),
+        other => format!("{other:?}"),
+    }
 }
 
 fn verdict(txn: &Txn, answer: &Answer) -> String {
     match answer {
-        Answer::Applied { taken } if taken.is_empty() => "applied".into(),
+        Answer::Applied { taken } if taken.is_empty() => "APPLIED".into(),
         Answer::Applied { taken } => {
             let taken: Vec<String> = taken.iter().map(|t| format!("{} @{}", t.member, t.score)).collect();
-            format!("applied, took {}", taken.join(" "))
+            format!("APPLIED, took {}", taken.join(" "))
         }
-        Answer::Refused(n) => format!("refused by guard {n}: {:?}", txn.guards.get(*n)),
+        Answer::Refused(n) => {
+            format!("refused, not [{}]", txn.guards.get(*n).map_or_else(|| n.to_string(), guard))
+        }
         other => format!("{other:?}"),
     }
 }

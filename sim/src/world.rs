@@ -23,6 +23,7 @@ use crate::oracle::{Oracle, Promise, Violation};
 use crate::owners::Owner;
 use crate::replicas::Host;
 use crate::setup::{MILLI, SECOND, Setup};
+use crate::state::Watch;
 use crate::store::StoreHost;
 use crate::strikes::Strikes;
 use crate::tables::Blow;
@@ -219,6 +220,8 @@ pub struct World {
     /// Promises that are not looked at.
     pub blind: Vec<Promise>,
     pub trace: Trace,
+    /// Writes down how the world stands, if anybody wants to know.
+    pub watch: Option<Box<Watch>>,
     /// Faults at chosen places.
     pub strikes: Strikes,
     /// The operation that a fault lies in wait for.
@@ -255,6 +258,7 @@ impl World {
             broken: None,
             blind: Vec::new(),
             trace: Trace::default(),
+            watch: None,
             strikes: Strikes::default(),
             aim: None,
             until: u64::MAX,
@@ -297,8 +301,10 @@ impl World {
             return false;
         }
         let Some(Reverse(next)) = self.heap.pop() else { return false };
+        self.watch_before();
         self.now = self.now.max(next.at);
         self.happen(next.event);
+        self.watch_after();
         self.broken.is_none()
     }
 
@@ -324,6 +330,13 @@ impl World {
         let mut all: Vec<(u64, &Event)> = self.heap.iter().map(|Reverse(s)| (s.seq, &s.event)).collect();
         all.sort_unstable_by_key(|(seq, _)| *seq);
         all
+    }
+
+    /// The same with their times, in order.
+    pub fn scheduled(&self) -> Vec<(Micros, &Event)> {
+        let mut all: Vec<&Scheduled> = self.heap.iter().map(|Reverse(s)| s).collect();
+        all.sort_unstable();
+        all.into_iter().map(|s| (s.at, &s.event)).collect()
     }
 
     /// Takes one of them away.
@@ -418,11 +431,16 @@ impl World {
         self.hold(Err(Violation { promise, what }));
     }
 
-    /// Counts a large fault.
+    /// Counts a large fault, and says so.
     pub fn fault(&mut self, name: &'static str) {
+        self.count_fault(name);
+        self.say_fault(name);
+    }
+
+    /// Counts a large fault that is told by whoever knows more of it.
+    pub fn count_fault(&mut self, name: &'static str) {
         *self.counts.faults.entry(name).or_default() += 1;
         self.digest.bytes(name.as_bytes());
-        self.say_fault(name);
     }
 
     /// Every second: what only time can break.

@@ -318,8 +318,7 @@ pub fn failure(ran: &Ran) -> String {
     let _ = writeln!(out, "  cargo run --release -p sim -- sweep --scenario {}{strikes}", ran.scenario);
     if !ran.trace.is_empty() {
         let subjects = ran.broken.as_ref().map(|violation| picture::subjects(&violation.what)).unwrap_or_default();
-        let slice = picture::slice(&ran.trace, &subjects, 30);
-        let _ = write!(out, "\n{}", picture::diagram(&slice));
+        let _ = write!(out, "\n{}", picture::picture(&ran.trace, &subjects, 30));
     }
     out
 }
