@@ -1,7 +1,7 @@
 //! A folder that `--out` wrote, opened again: what broke, whether it still does, what led to it, and how the
 //! world stood just before and just after.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::focus::Focus;
@@ -13,6 +13,9 @@ use crate::trace::{self, Entry, Trace};
 
 /// Lines of a part of the trace that are printed.
 const LINES: usize = 400;
+
+/// Lines about the world before and after that are shown.
+const DIFFERENCES: usize = 40;
 
 /// What is shown besides the report.
 #[derive(Clone, Debug, Default)]
@@ -95,18 +98,48 @@ pub fn worlds(o: &Outcome, folder: &Path, event: Option<u64>) -> std::io::Result
     Ok(files)
 }
 
-/// Lines of the world that are others after the event.
+/// What of the world is another after the event: of a line that changed the parts that did.
 fn differences(o: &Outcome) -> String {
     let Some((before, after)) = o.watch.as_deref().and_then(|w| Some((w.before.as_deref()?, w.after.as_deref()?)))
     else {
         return "the run has no such event".to_owned();
     };
-    let (old, new): (BTreeSet<&str>, BTreeSet<&str>) = (before.lines().collect(), after.lines().collect());
-    let lines = |sign: &str, all: &str, other: &BTreeSet<&str>| -> String {
-        let differ = all.lines().filter(|line| !line.is_empty() && !other.contains(line));
-        differ.map(|line| format!("{sign} {}\n", trace::short(line, 300))).collect()
-    };
-    format!("{}{}", lines("-", before, &new), lines("+", after, &old)).trim_end().to_owned()
+    let (old, new) = (lines(before), lines(after));
+    let mut out = Vec::new();
+    for (name, was) in &old {
+        match new.get(name) {
+            Some(is) if is == was => {}
+            Some(is) => out.extend([format!("- {name} {}", parts(was, is)), format!("+ {name} {}", parts(is, was))]),
+            None => out.push(format!("- {name} {was}")),
+        }
+    }
+    out.extend(new.iter().filter(|(name, _)| !old.contains_key(*name)).map(|(name, is)| format!("+ {name} {is}")));
+    let more = out.len().saturating_sub(DIFFERENCES);
+    let mut out: Vec<String> = out.iter().take(DIFFERENCES).map(|line| trace::short(line, 400)).collect();
+    if more > 0 {
+        out.push(format!("and {more} more lines"));
+    }
+    out.join("\n")
+}
+
+/// Lines of the world by what they are about, without headings.
+fn lines(text: &str) -> BTreeMap<String, &str> {
+    let mut all = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with("==")) {
+        let words = if line.starts_with("call ") { 2 } else { 1 };
+        let end = line.match_indices(' ').nth(words - 1).map_or(line.len(), |(at, _)| at);
+        let (name, rest) = line.split_at(end);
+        // What is on its way is told by its time; several may have the same.
+        let name = if line.starts_with(' ') { line.to_owned() } else { name.to_owned() };
+        all.insert(name, if line.starts_with(' ') { "" } else { rest.trim() });
+    }
+    all
+}
+
+/// The parts of a text that another does not have.
+fn parts(text: &str, than: &str) -> String {
+    let known: BTreeSet<&str> = than.split(", ").collect();
+    text.split(", ").filter(|part| !known.contains(part)).collect::<Vec<_>>().join(", ")
 }
 
 fn compared(told: &Told, again: &Outcome, until: Option<u64>) -> String {

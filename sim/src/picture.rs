@@ -1,7 +1,7 @@
 //! What led to a broken promise, as a sequence diagram on one screen: the messages that concern the job,
 //! group or call that the violation names, with a column for everybody who sent or heard one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use leasehold_core::JobId;
@@ -63,6 +63,7 @@ fn is_id(word: &str) -> bool {
 /// subject: the end of the trace.
 pub fn slice<'a>(trace: &'a [Entry], subjects: &BTreeSet<String>, most: usize) -> Vec<&'a Entry> {
     let mut subjects = subjects.clone();
+    subjects.extend(holders(trace, &subjects));
     for entry in trace {
         if subjects.iter().any(|s| mentions(&entry.text, s))
             && let Some(call) = call_of(&entry.text)
@@ -70,12 +71,19 @@ pub fn slice<'a>(trace: &'a [Entry], subjects: &BTreeSet<String>, most: usize) -
             subjects.insert(format!("call {call}"));
         }
     }
-    let named: Vec<usize> = (0..trace.len())
-        .filter(|n| {
-            let Some(entry) = trace.get(*n) else { return false };
-            entry.kind == Kind::Fault || subjects.iter().any(|s| mentions(&entry.text, s))
-        })
-        .collect();
+    let about = |entry: &Entry| subjects.iter().any(|s| mentions(&entry.text, s));
+    // Reads are many: of each replica the last is shown, from which it decided.
+    let mut last_read = BTreeMap::new();
+    for (n, entry) in trace.iter().enumerate() {
+        if is_read(entry) && about(entry) {
+            last_read.insert(entry.from, n);
+        }
+    }
+    let shown = |n: usize, entry: &Entry| match is_read(entry) {
+        true => last_read.get(&entry.from) == Some(&n),
+        false => entry.kind == Kind::Fault || about(entry),
+    };
+    let named: Vec<usize> = trace.iter().enumerate().filter(|(n, entry)| shown(*n, entry)).map(|(n, _)| n).collect();
     let mut keep: BTreeSet<usize> = BTreeSet::new();
     for n in named {
         keep.insert(n);
@@ -100,6 +108,28 @@ pub fn slice<'a>(trace: &'a [Entry], subjects: &BTreeSet<String>, most: usize) -
         keep.extend(trace.len().saturating_sub(most)..trace.len());
     }
     keep.into_iter().filter_map(|n| trace.get(n)).collect()
+}
+
+/// The slots of a pool that was named: those that were granted last.
+fn holders(trace: &[Entry], subjects: &BTreeSet<String>) -> BTreeSet<String> {
+    let pools: Vec<String> =
+        subjects.iter().filter(|s| s.starts_with("holders/")).map(|pool| format!("{pool}+")).collect();
+    let granted = |entry: &&Entry| {
+        entry.text.starts_with("APPLIED") && pools.iter().any(|pool| entry.text.contains(pool.as_str()))
+    };
+    let slot = |entry: &Entry| {
+        let (_, rest) = entry.text.split_once(" put slot/")?;
+        rest.split_once('=').map(|(key, _)| format!("slot/{key}"))
+    };
+    trace.iter().rev().filter(granted).filter_map(slot).take(GRANTS).collect()
+}
+
+/// Grants of a pool that are followed.
+const GRANTS: usize = 3;
+
+fn is_read(entry: &Entry) -> bool {
+    let what = entry.text.split_once(": ").map(|(_, what)| what);
+    entry.to == Lane::Store && what.is_some_and(|what| what.starts_with("read "))
 }
 
 /// Entries to either side of an operation among which its losses are looked for.

@@ -259,9 +259,9 @@ pub fn verdict(o: &Outcome) -> String {
         (None, None) => return out,
     };
     let _ = writeln!(out, "BROKEN {} at {at}", o.promise());
-    let _ = writeln!(out, "  {}", trace::short(&what, 600));
+    out.push_str(&wrapped("", trace::short(&what, 600).split(' '), " "));
     if let Some(says) = says(o.promise()) {
-        let _ = writeln!(out, "  promised  {says}");
+        out.push_str(&wrapped("promised  ", says.split(' '), " "));
     }
     let blind: String = o.plan.blind.iter().map(|promise| format!(" --blind {}", promise.text())).collect();
     let _ = match o.plan.mute.is_empty() && o.plan.set.is_empty() {
@@ -270,7 +270,7 @@ pub fn verdict(o: &Outcome) -> String {
     };
     let listed = |name: &str, all: Vec<String>| match all.is_empty() {
         true => format!("  {name}none\n"),
-        false => wrapped(name, &all),
+        false => wrapped(name, all.iter().map(String::as_str), ", "),
     };
     out.push_str(&listed("differs   ", settings::differing(&o.setup)));
     out.push_str(&listed("faults    ", settings::faults(&o.setup)));
@@ -285,26 +285,32 @@ const PLAN: &str = "FILE";
 const SCREEN: usize = 160;
 
 /// A list over as many lines as it needs.
-fn wrapped(name: &str, all: &[String]) -> String {
-    let mut out = String::new();
-    let mut line = format!("  {name}");
-    let indent = line.len();
-    for (n, item) in all.iter().enumerate() {
-        let comma = if n + 1 < all.len() { "," } else { "" };
-        if line.len() + item.len() + 2 > SCREEN {
-            out.push_str(line.trim_end());
-            out.push('\n');
-            line = " ".repeat(indent);
+fn wrapped<'a>(name: &str, all: impl Iterator<Item = &'a str>, between: &str) -> String {
+    let indent = 2 + name.len();
+    let mut out = format!("  {name}");
+    let mut column = indent;
+    for (n, item) in all.enumerate() {
+        let width = item.chars().count() + between.len();
+        if n > 0 {
+            out.push_str(between.trim_end());
+            if column + width > SCREEN {
+                out.push_str(&format!("\n{}", " ".repeat(indent)));
+                column = indent;
+            } else {
+                out.push(' ');
+            }
         }
-        line.push_str(&format!("{item}{comma} "));
+        out.push_str(item);
+        column += width;
     }
-    format!("{out}{}\n", line.trim_end())
+    out + "\n"
 }
 
-/// What a promise says, as docs/INVARIANTS.md has it.
+/// What a promise says, as docs/INVARIANTS.md has it: its first clause.
 fn says(promise: &str) -> Option<&'static str> {
     let head = format!("| `{promise}` | ");
-    PROMISES.lines().find_map(|line| line.strip_prefix(&head)?.split(" | ").next())
+    let all = PROMISES.lines().find_map(|line| line.strip_prefix(&head)?.split(" | ").next())?;
+    all.split([';', '.']).next()
 }
 
 const PROMISES: &str = include_str!("../../docs/INVARIANTS.md");

@@ -174,7 +174,9 @@ impl Shrinker<'_> {
             .collect();
         these
             .extend(faults.into_iter().filter(|f| !these.iter().any(|t| (t.0, t.1) == (f.0, f.1))).collect::<Vec<_>>());
-        plan.mute = Topic::ALL.iter().copied().filter(|t| t.is_fault()).collect();
+        // The setup's draws stay as they are: silent but for the listed ones.
+        plan.mute.retain(|t| !t.is_fault());
+        plan.mute.extend(Topic::ALL.iter().copied().filter(|t| t.is_fault()));
         let with = |some: &[(crate::choices::Label, u64, u64)]| {
             let mut plan = plan.clone();
             plan.set.extend_from_slice(some);

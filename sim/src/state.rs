@@ -83,7 +83,8 @@ impl World {
 
     /// The run is over.
     pub fn watch_end(&mut self) {
-        let broken = self.broken.is_some();
+        // What a run that was cut short finds afterwards means nothing.
+        let broken = self.broken.is_some() && !self.stopped();
         if let Some(watch) = &mut self.watch
             && watch.event == self.counts.events
             && (broken || watch.after.is_none())
@@ -232,15 +233,17 @@ pub fn decoded(key: &Name, bytes: &bytes::Bytes) -> String {
     text.unwrap_or_else(|why| format!("cannot be read ({why:?}), {} bytes", bytes.len()))
 }
 
-/// Statistics that are not 0, by name.
+/// Statistics that are not 0, by name, without the histograms.
 fn counted(stats: &Stats) -> String {
     let text = format!("{stats:?}");
-    let inner = text.trim_start_matches("Stats { ").trim_end_matches(" }");
-    let some: Vec<&str> = inner
-        .split(", ")
-        .filter(|s| !s.ends_with(": 0") && !s.ends_with(": false") && !s.ends_with(": None"))
-        .collect();
-    some.join(", ")
+    let mut flat = String::new();
+    for part in text.trim_start_matches("Stats { ").trim_end_matches(" }").split("Durations {") {
+        // After the first, a part begins with a histogram.
+        flat.push_str(part.split_once('}').map_or(part, |(_, rest)| rest));
+    }
+    let dull =
+        |s: &&str| !s.ends_with(": ") && !s.ends_with(": 0") && !s.ends_with(": false") && !s.ends_with(": None");
+    flat.split(", ").filter(dull).collect::<Vec<_>>().join(", ")
 }
 
 /// How a replica stands.

@@ -49,8 +49,12 @@ pub fn html(outcome: &Outcome) -> String {
     let troubles = troubles(watch.map(|w| w.troubles.as_slice()).unwrap_or_default(), &place);
     let title = format!("seed {}: {}", outcome.plan.seed, outcome.promise());
     let verdict = report::verdict(outcome);
-    let verdict = if verdict.is_empty() { report::summary(outcome, None) } else { verdict };
-    let head = format!("{verdict}\ndigest {:016x}\n\n{}", outcome.digest, outcome.plan);
+    let verdict = if verdict.is_empty() {
+        report::summary(outcome, None)
+    } else {
+        format!("{verdict}digest {:016x}\n", outcome.digest)
+    };
+    let head = format!("{verdict}\n{}", outcome.plan);
     let about: Vec<String> = outcome
         .broken
         .iter()

@@ -2,7 +2,7 @@
 
 use leasehold_core::replica::Mark;
 use leasehold_core::request::{CreateGroup, Held};
-use leasehold_core::store::{Answer, Commit, Guard, ScoreAt, StoreError, Txn, Write};
+use leasehold_core::store::{Answer, Commit, Guard, ScoreAt, StoreError, Txn, Write, keys};
 use leasehold_core::{Outcome, Request, Response, StoreAnswer, StoreOp};
 
 use crate::calls::{Caller, Heard};
@@ -251,16 +251,17 @@ pub fn request(request: &Request) -> String {
         Request::Group { group, wait_ms, .. } => format!("group {group} wait {wait_ms}"),
         Request::Children { group, from, limit, .. } => format!("children of {group} from {from} limit {limit}"),
         Request::Acquire(asked) => format!(
-            "acquire {} slot {}/{} {:?} cost {} wait {}",
-            asked.pool,
-            asked.tenant,
-            asked.slot.as_deref().unwrap_or("of no name"),
+            "acquire {} {:?} cost {} wait {}",
+            asked.slot.as_ref().map_or_else(
+                || format!("a slot of {}", asked.pool),
+                |slot| keys::slot(&asked.pool, &asked.tenant, slot).to_string()
+            ),
             asked.class,
             asked.cost,
             asked.wait_ms
         ),
-        Request::RefreshSlot { tenant, pool, slot } => format!("refresh {pool} slot {tenant}/{slot}"),
-        Request::ReleaseSlot { tenant, pool, slot } => format!("give back {pool} slot {tenant}/{slot}"),
+        Request::RefreshSlot { tenant, pool, slot } => format!("refresh {}", keys::slot(pool, tenant, &slot.slot)),
+        Request::ReleaseSlot { tenant, pool, slot } => format!("give back {}", keys::slot(pool, tenant, &slot.slot)),
         Request::Dispatch(asked) => {
             format!("dispatch to {:?} of {:?} max {} wait {}", asked.upstreams, asked.queues, asked.max, asked.wait_ms)
         }
@@ -286,15 +287,25 @@ fn reply(outcome: &Outcome) -> String {
     }
 }
 
+/// Keys of a read that are told.
+const NAMED: usize = 12;
+
 fn operation(op: &StoreOp) -> String {
     match op {
-        StoreOp::Read(read) => format!(
-            "read {} records, {} slices, {} members{}",
-            read.records.len(),
-            read.slices.len(),
-            read.members.len(),
-            if read.scan.is_some() { ", scan" } else { "" }
-        ),
+        StoreOp::Read(read) => {
+            // What is asked for by name, so far as it is not much.
+            let names = read.records.iter().chain(read.slices.iter().map(|s| &s.index)).take(NAMED);
+            let names: Vec<String> = names.map(ToString::to_string).collect();
+            let more = if read.records.len() + read.slices.len() > NAMED { " …" } else { "" };
+            format!(
+                "read {} records, {} slices, {} members{}: {}{more}",
+                read.records.len(),
+                read.slices.len(),
+                read.members.len(),
+                if read.scan.is_some() { ", scan" } else { "" },
+                names.join(" ")
+            )
+        }
         StoreOp::Commit(Commit { txns, grows }) => {
             format!("commit of {}{}", txns.len(), if *grows { ", grows" } else { "" })
         }
@@ -312,21 +323,24 @@ fn answered(reply: &Result<StoreAnswer, StoreError>) -> String {
 /// What became of it, what it writes, and on what conditions.
 fn transaction(txn: &Txn, answer: &Answer) -> String {
     let guards: Vec<String> = txn.guards.iter().map(guard).collect();
-    let writes: Vec<String> = txn
+    // What is added comes first: a line on a screen is cut at its end.
+    let mut writes: Vec<(u8, String)> = txn
         .writes
         .iter()
         .filter_map(|w| match w {
-            Write::Put { key, version, .. } => Some(format!("put {key}={version:?}")),
-            Write::Delete(key) => Some(format!("del {key}")),
-            Write::Expire(key, expiry) => Some(format!("expire {key} {expiry:?}")),
             Write::Add { index, member, score, raise } => {
                 let sign = if *raise { "^" } else { "+" };
-                Some(format!("{index}{sign}{member}@{}", at(score)))
+                Some((0, format!("{index}{sign}{member}@{}", at(score))))
             }
-            Write::Remove { index, member } => Some(format!("{index}-{member}")),
+            Write::Put { key, version, .. } => Some((1, format!("put {key}={version:?}"))),
+            Write::Expire(key, expiry) => Some((2, format!("expire {key} {expiry:?}"))),
+            Write::Delete(key) => Some((3, format!("del {key}"))),
+            Write::Remove { index, member } => Some((4, format!("{index}-{member}"))),
             Write::Append { .. } | Write::Notify(_) => None,
         })
         .collect();
+    writes.sort_by_key(|(order, _)| *order);
+    let writes: Vec<String> = writes.into_iter().map(|(_, text)| text).collect();
     let take = txn.take.as_ref().map_or_else(String::new, |t| format!("take {} of {} indexes ", t.n, t.from.len()));
     let writes = if writes.is_empty() && take.is_empty() { "nothing".to_owned() } else { writes.join(" ") };
     format!("{}: {take}{writes} if [{}] by {}", verdict(txn, answer), guards.join(", "), txn.valid_until)
