@@ -129,14 +129,15 @@ impl Shrinker<'_> {
     /// that some are tried.
     fn setup(&mut self) {
         self.listed();
+        self.pieces();
         let mut at = 0;
         while let Some((label, number, value)) = self.plan.set.get(at).copied() {
             let drawn = Drawn { label, number, value };
             if !is_setup(label.topic) || value == 0 {
                 at += 1;
-            } else if self.take_reseeded(&self.plan.without(drawn)) {
+            } else if self.take_reseeded(&self.plan.without(drawn), RESEEDS) {
                 // What was next is in its place now.
-            } else if value > 1 && self.take_reseeded(&self.plan.with(drawn, value / 2)) {
+            } else if value > 1 && self.take_reseeded(&self.plan.with(drawn, value / 2), RESEEDS) {
                 // It is the last one now, and its turn comes again.
             } else {
                 at += 1;
@@ -144,9 +145,27 @@ impl Shrinker<'_> {
         }
     }
 
-    fn take_reseeded(&mut self, plan: &Plan) -> bool {
+    /// Many of the setup's draws at once, ever smaller pieces: most worlds need few of them.
+    fn pieces(&mut self) {
+        let mut size = self.plan.set.len() / 2;
+        while size > 1 && !self.over() {
+            let mut at = 0;
+            while at < self.plan.set.len() && !self.over() {
+                let mut less = self.plan.clone();
+                let end = (at + size).min(less.set.len());
+                let piece: Vec<_> = less.set.drain(at..end).filter(|s| !is_setup(s.0.topic)).collect();
+                less.set.splice(at..at, piece);
+                if less.set.len() == self.plan.set.len() || !self.take_reseeded(&less, 2) {
+                    at = end;
+                }
+            }
+            size /= 2;
+        }
+    }
+
+    fn take_reseeded(&mut self, plan: &Plan, reseeds: u64) -> bool {
         let seed = plan.seed;
-        (0..=RESEEDS).any(|n| self.take(Plan { seed: seed.wrapping_add(n * 1_000_003), ..plan.clone() }))
+        (0..=reseeds).any(|n| self.take(Plan { seed: seed.wrapping_add(n * 1_000_003), ..plan.clone() }))
     }
 
     fn topics(&mut self) {
