@@ -97,7 +97,9 @@ impl World {
             return None;
         }
         self.aim = None;
-        self.fault("aimed");
+        self.count_fault("aimed");
+        let side = if aim.after { "after" } else { "before" };
+        self.say_fault(&format!("aimed at {:?}: {} {side} its commit", aim.deed.text(), aim.blow.text()));
         Some(aim.blow)
     }
 
@@ -129,20 +131,27 @@ impl World {
         let replica = r as u8;
         let arrive = Event::AtStore { replica, epoch, id, op: op.clone(), answer: true, again: false };
         match blow {
-            Blow::RequestLost => self.blow(blow, op, false),
+            Blow::RequestLost => {
+                self.say_request(r, id, "is lost on its way");
+                self.blow(blow, op, false);
+            }
             Blow::RequestLate => {
+                self.say_request(r, id, "is late by 7 s");
                 self.blow(blow, op, false);
                 self.schedule(after + 7 * SECOND, arrive);
             }
             Blow::Refused => {
+                self.say_request(r, id, "fails before it is sent");
                 self.blow(blow, op, false);
                 self.reply_to(r, epoch, id, op, Err(leasehold_core::store::StoreError::Unavailable));
             }
             Blow::Broken => {
+                self.say_request(r, id, "fails on its way, and is lost");
                 self.blow(blow, op, false);
                 self.reply_to(r, epoch, id, op, Err(leasehold_core::store::StoreError::Unknown));
             }
             Blow::CutOff => {
+                self.say_request(r, id, "is lost on its way");
                 self.blow(blow, op, false);
                 self.links.to_store[r] = self.now + 3 * SECOND;
             }
@@ -168,12 +177,17 @@ impl World {
         ];
         let Some(blow) = self.aimed(op, true, &BLOWS) else { return true };
         match blow {
-            Blow::ReplyLost => self.blow(blow, op, true),
+            Blow::ReplyLost => {
+                self.say_answer_of(r, id, "is lost on its way");
+                self.blow(blow, op, true);
+            }
             Blow::Broken => {
+                self.say_answer_of(r, id, "is lost on its way");
                 self.blow(blow, op, true);
                 self.reply_to(r, epoch, id, op, Err(leasehold_core::store::StoreError::Unknown));
             }
             Blow::CutOff => {
+                self.say_answer_of(r, id, "is lost on its way");
                 self.blow(blow, op, true);
                 self.links.from_store[r] = self.now + 3 * SECOND;
             }
