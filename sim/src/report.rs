@@ -10,7 +10,7 @@ use leasehold_core::replica::Mark;
 
 use crate::choices::Drawn;
 use crate::explain;
-use crate::oracle::{Promise, Violation};
+use crate::oracle::{self, Promise, Violation};
 use crate::picture;
 use crate::plan::Plan;
 use crate::settings;
@@ -126,6 +126,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
     world.until = options.until;
     world.taping = options.tape;
     world.blind.clone_from(&plan.blind);
+    oracle::blind(&plan.blind);
     world.watch.clone_from(&options.watch);
     if let Some(address) = &plan.store {
         match Twin::open(address, plan.seed) {

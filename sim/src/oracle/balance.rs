@@ -6,7 +6,7 @@ use leasehold_core::store::{Clock, SCORE_MAX, keys};
 use leasehold_core::{JobId, Name};
 
 use super::facts::Facts;
-use super::{Oracle, Promise, Track, Violation, broken};
+use super::{Oracle, Promise, Track, Violation, object};
 
 /// Says what is out of balance.
 fn wrong(what: impl Into<String>) -> Result<(), String> {
@@ -159,7 +159,7 @@ impl Oracle {
             Err(_) if track.excused => Ok(()),
             Err(what) => {
                 let what = format!("job {job}: {what} ({})", track.facts.describe(clock));
-                broken(Promise::BooksBalance, what)
+                object(Promise::BooksBalance, what)
             }
         }
     }
@@ -184,13 +184,13 @@ impl Oracle {
                         track.facts.describe(clock),
                         found.describe(clock)
                     );
-                    return broken(Promise::AckedNeverLost, what);
+                    object(Promise::AckedNeverLost, what)?;
                 }
             }
             self.check_balance(*job, clock)?;
         }
         if let Some((job, facts)) = fresh.jobs.pop_first() {
-            return broken(Promise::BooksBalance, format!("unknown job {job}: {}", facts.describe(clock)));
+            object(Promise::BooksBalance, format!("unknown job {job}: {}", facts.describe(clock)))?;
         }
         if !self.damaged {
             self.names(model)?;
@@ -204,7 +204,7 @@ impl Oracle {
             if let Some((tenant, queue, _, _)) = keys::status_of(index) {
                 let member: Name = keys::queue_member(&tenant, &queue);
                 if model.books().score(&keys::NAMES, &member).is_none() {
-                    return broken(Promise::BooksBalance, format!("{index} has members, but its queue no name"));
+                    object(Promise::BooksBalance, format!("{index} has members, but its queue no name"))?;
                 }
             }
         }

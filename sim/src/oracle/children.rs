@@ -11,7 +11,7 @@ use leasehold_core::store::{Clock, SCORE_MAX};
 
 use super::facts::Facts;
 use super::groups::Book;
-use super::{GroupTrack, Oracle, Promise, Track, Violation, broken};
+use super::{GroupTrack, Oracle, Promise, Track, Violation, broken, object};
 
 impl Oracle {
     /// A child that is there: what it was asked to be. No child without its group.
@@ -20,7 +20,7 @@ impl Oracle {
             return broken(Promise::ForwardOnly, format!("job {job} is held, and is no child"));
         };
         if track.known && !track.disturbed {
-            return broken(Promise::ForwardOnly, format!("child {job} was created a second time"));
+            object(Promise::ForwardOnly, format!("child {job} was created a second time"))?;
         }
         let group = self.groups.get(&id);
         let grown = group.and_then(|g| g.grown).is_some_and(|(change, from)| change == self.change && index >= from);
@@ -29,7 +29,7 @@ impl Oracle {
             return broken(Promise::OneKeyOneJob, format!("child {job} was created without its group"));
         };
         if track.facts.places.first().map(|p| p.1) != Some(clock) {
-            return broken(Promise::BooksBalance, format!("child {job} is not held since the clock {clock}"));
+            object(Promise::BooksBalance, format!("child {job} is not held since the clock {clock}"))?;
         }
         Ok(body.clone())
     }
@@ -50,10 +50,10 @@ impl Oracle {
         let dead = track.tally.done[ChildOutcome::Dead as usize] > 0;
         if state.is_none_or(|g| g.end.is_some() || g.stopped.is_some() || (g.mode == Mode::FailFast && dead)) {
             let what = format!("child {job} was released, but its group is through: {}", track.describe(clock));
-            return broken(Promise::ForwardOnly, what);
+            object(Promise::ForwardOnly, what)?;
         }
         if before.main != after.main || after.places.first().map(|p| p.1) != Some(clock) {
-            return broken(Promise::Priority, format!("child {job} was not queued when it was released"));
+            object(Promise::Priority, format!("child {job} was not queued when it was released"))?;
         }
         let skipped = self
             .jobs
@@ -63,7 +63,7 @@ impl Oracle {
             .find(|(_, t)| t.facts.books.iter().any(|b| b.0 == Book::Held) && !t.damaged);
         if let Some((other, _)) = skipped {
             let what = format!("child {job} ({index}) was released while {other} is held");
-            return broken(Promise::Priority, what);
+            object(Promise::Priority, what)?;
         }
         Ok(())
     }
@@ -86,7 +86,7 @@ impl Oracle {
         let Some(track) = self.groups.get(&id).filter(|t| !t.excused) else { return Ok(()) };
         if track.facts.group(clock).is_none_or(|g| g.end.is_some() || g.stopped.is_some()) {
             let what = format!("child {job} began a new life in a group that is through: {}", track.describe(clock));
-            return broken(Promise::FinalizedOnce, what);
+            object(Promise::FinalizedOnce, what)?;
         }
         Ok(())
     }

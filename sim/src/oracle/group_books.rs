@@ -11,7 +11,7 @@ use leasehold_core::request::GroupCounts;
 use leasehold_core::store::Clock;
 
 use super::groups::{Book, GroupFacts, GroupMoment, GroupTrack, Tally, children, flies};
-use super::{Oracle, Promise, Subject, Violation, broken};
+use super::{Oracle, Promise, Subject, Violation, object};
 
 impl Oracle {
     /// What must hold of a group after every transaction that touched it or a child.
@@ -27,7 +27,7 @@ impl Oracle {
             }
             Err(what) if !track.excused => {
                 let what = format!("group {id}: {what}: {}", track.describe(clock));
-                return broken(Promise::BooksBalance, what);
+                object(Promise::BooksBalance, what)?;
             }
             _ => {}
         }
@@ -47,7 +47,7 @@ impl Oracle {
         let flying = children().filter(|t| flies(&t.facts)).count();
         if released.max(flying) as u64 > max {
             let what = format!("group {id}: {released} children are released, {flying} in flight, {max} may be");
-            return broken(Promise::LimitHeld, what);
+            object(Promise::LimitHeld, what)?;
         }
         Ok(())
     }
@@ -168,12 +168,12 @@ impl Oracle {
             }
             if track.facts != found {
                 let what = format!("group {id} changed without a commit: {:?} -> {found:?}", track.facts);
-                return broken(Promise::AckedNeverLost, what);
+                object(Promise::AckedNeverLost, what)?;
             }
             self.settle_group(id, clock)?;
         }
         match fresh.pop_first() {
-            Some((id, facts)) => broken(Promise::BooksBalance, format!("unknown group {id}: {facts:?}")),
+            Some((id, facts)) => object(Promise::BooksBalance, format!("unknown group {id}: {facts:?}")),
             None => Ok(()),
         }
     }
@@ -233,7 +233,7 @@ impl Oracle {
                         _ => Promise::HonestReplies,
                     };
                     let what = format!("group {id}: {expected} transitions, {found} events of kind {}", kind.text());
-                    return broken(promise, what);
+                    object(promise, what)?;
                 }
             }
         }

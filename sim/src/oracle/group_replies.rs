@@ -10,7 +10,7 @@ use leasehold_core::{Failure, JobId, Outcome, Request, Response};
 
 use super::groups::{GroupMoment, GroupTrack};
 use super::replies::{Window, lied, same_body};
-use super::{Moment, Oracle, Promise, Violation, broken};
+use super::{Moment, Oracle, Promise, Violation, object};
 use crate::calls::{ItemRef, Ledger};
 
 /// Whether the group is there at that clock.
@@ -112,7 +112,7 @@ impl Oracle {
             return lied(w, request, outcome, "the key did not name that group");
         }
         if !self.same_group(view.id, asked) {
-            return broken(Promise::OneKeyOneJob, format!("another body was taken for a repeat: {request:?}"));
+            object(Promise::OneKeyOneJob, format!("another body was taken for a repeat: {request:?}"))?;
         }
         if !moments.iter().any(|m| shows(m, view)) {
             return lied(w, request, outcome, "the group never was like that");
@@ -155,7 +155,7 @@ impl Oracle {
                     return lie("the page is not there");
                 }
                 if self.differs(track, *from, children).is_some() {
-                    return broken(Promise::OneKeyOneJob, format!("another page was taken for a repeat: {request:?}"));
+                    object(Promise::OneKeyOneJob, format!("another page was taken for a repeat: {request:?}"))?;
                 }
                 Ok(())
             }
@@ -232,7 +232,7 @@ impl Oracle {
                 let gone = moments.iter().any(|m| there(m, w.clock).is_none());
                 if !other && !before && !gone {
                     let what = format!("call {}: \"unknown\", but group {id} was there: {request:?}", w.item.call);
-                    return broken(Promise::AckedNeverLost, what);
+                    object(Promise::AckedNeverLost, what)?;
                 }
                 Ok(())
             }

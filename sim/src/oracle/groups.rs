@@ -19,7 +19,7 @@ use leasehold_core::store::{Clock, Score, Version};
 use leasehold_core::{JobId, Request};
 
 use super::facts::{Facts, Rec, Touched};
-use super::{Oracle, Promise, Violation, broken};
+use super::{Oracle, Promise, Violation, broken, object};
 use crate::calls::{ItemRef, Ledger};
 
 /// Where a child stands in its group's books.
@@ -240,7 +240,7 @@ impl Oracle {
         };
         if old.end.is_some() {
             let what = format!("group {id} was changed after it was final: {old:?} -> {new:?}");
-            return broken(Promise::FinalizedOnce, what);
+            object(Promise::FinalizedOnce, what)?;
         }
         let kept = Group {
             filled: old.filled,
@@ -251,7 +251,7 @@ impl Oracle {
             ..(*new).clone()
         };
         if kept != *old || new.filled < old.filled || (old.sealed && !new.sealed) {
-            return broken(Promise::ForwardOnly, format!("group {id} became another: {old:?} -> {new:?}"));
+            object(Promise::ForwardOnly, format!("group {id} became another: {old:?} -> {new:?}"))?;
         }
         if new.end.is_some() {
             self.judge_final(id, track, &old, &new, clock)?;
@@ -272,7 +272,7 @@ impl Oracle {
                     && now == Some(Status::Held)
             });
             if !back {
-                return broken(Promise::ForwardOnly, format!("group {id} was put anew without a reason"));
+                object(Promise::ForwardOnly, format!("group {id} was put anew without a reason"))?;
             }
         }
         Ok(1)
@@ -288,7 +288,7 @@ impl Oracle {
         ledger: &mut Ledger,
     ) -> Result<(), Violation> {
         if track.known && !track.disturbed {
-            return broken(Promise::ForwardOnly, format!("group {id} was created a second time"));
+            object(Promise::ForwardOnly, format!("group {id} was created a second time"))?;
         }
         let Some(item) = group.traceparent.as_deref().and_then(ItemRef::find) else {
             return broken(Promise::HonestReplies, format!("group {id} was created by nobody: {group:?}"));
@@ -299,7 +299,7 @@ impl Oracle {
         };
         self.applied(item, ledger, &id, "creation", track.disturbed)?;
         if !self.rewound && !track.disturbed && ledger.item(item).is_some_and(|i| i.effects > 1) {
-            return broken(Promise::HonestReplies, format!("one request created a second group, {id}"));
+            object(Promise::HonestReplies, format!("one request created a second group, {id}"))?;
         }
         let common = &asked.common;
         let same = group.tenant == common.tenant
@@ -314,17 +314,14 @@ impl Oracle {
             && common.retention_ms.is_none_or(|ms| ms == group.policy.retention_ms)
             && common.key_ttl_ms == group.policy.key_ttl_ms;
         if !same {
-            return broken(
-                Promise::HonestReplies,
-                format!("group {id} is not what was asked for: {asked:?} -> {group:?}"),
-            );
+            object(Promise::HonestReplies, format!("group {id} is not what was asked for: {asked:?} -> {group:?}"))?;
         }
         let open = asked.open_timeout_ms.filter(|_| !asked.sealed).map(|ms| clock + ms * 1_000);
         if open.is_some() && track.facts.open != open {
-            return broken(
+            object(
                 Promise::HonestReplies,
                 format!("group {id} is stopped at {:?}, not at {open:?}", track.facts.open),
-            );
+            )?;
         }
         track.known = true;
         track.by = Some(item);
@@ -344,7 +341,7 @@ impl Oracle {
         ledger: &mut Ledger,
     ) -> Result<(), Violation> {
         if old.sealed || old.stopped.is_some() || (new.sealed, new.stopped) != (old.sealed, old.stopped) {
-            return broken(Promise::ForwardOnly, format!("group {id} grew and was not open: {old:?} -> {new:?}"));
+            object(Promise::ForwardOnly, format!("group {id} grew and was not open: {old:?} -> {new:?}"))?;
         }
         let first = self.jobs.get(&id.child(old.filled)).and_then(|t| t.facts.main.as_ref()?.value.clone());
         let item = first.and_then(|job| job.traceparent.as_deref().and_then(ItemRef::find));
@@ -359,7 +356,7 @@ impl Oracle {
         };
         self.applied(item, ledger, &id, "page", track.disturbed)?;
         if page.len() != (new.filled - old.filled) as usize {
-            return broken(Promise::HonestReplies, format!("group {id} grew to {}: {page:?}", new.filled));
+            object(Promise::HonestReplies, format!("group {id} grew to {}: {page:?}", new.filled))?;
         }
         let Some(asked) = track.asked.clone() else { return Ok(()) };
         track.bodies.truncate(old.filled as usize);
@@ -384,7 +381,7 @@ impl Oracle {
             let there = self.jobs.get(&job).is_some_and(|t| t.facts.main.is_some());
             if !born || !there {
                 let what = format!("group {id} says that it has {to} children, and {job} was not created with it");
-                return broken(Promise::OneKeyOneJob, what);
+                object(Promise::OneKeyOneJob, what)?;
             }
         }
         Ok(())
@@ -402,7 +399,7 @@ impl Oracle {
         ledger: &mut Ledger,
     ) -> Result<(), Violation> {
         if old.stopped.is_some() {
-            return broken(Promise::ForwardOnly, format!("group {id} was stopped again: {old:?} -> {new:?}"));
+            object(Promise::ForwardOnly, format!("group {id} was stopped again: {old:?} -> {new:?}"))?;
         }
         match new.stopped {
             Some(Stop::Cancelled) => {
@@ -461,7 +458,7 @@ impl Oracle {
         let expiry = track.facts.main.as_ref().and_then(|m| m.expiry);
         if expiry.is_none_or(|at| at < until) {
             let what = format!("group {id} is kept until {expiry:?}, and its retention ends at {until}");
-            return broken(Promise::AckedNeverLost, what);
+            object(Promise::AckedNeverLost, what)?;
         }
         event(track, Kind::GroupFinalized);
         Ok(())
@@ -480,7 +477,7 @@ impl Oracle {
         let found: Vec<ItemRef> = track.askers.iter().filter(fitting).copied().collect();
         if found.is_empty() && !track.disturbed {
             let what = format!("group {id}: {what} without any request that may still apply");
-            return broken(Promise::HonestReplies, what);
+            object(Promise::HonestReplies, what)?;
         }
         for item in &found {
             if let Some(asker) = ledger.item_mut(*item) {

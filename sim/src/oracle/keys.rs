@@ -7,7 +7,7 @@ use leasehold_core::job::record::{KeyRecord, Owner, Status};
 use leasehold_core::store::Clock;
 
 use super::facts::Rec;
-use super::{Oracle, Promise, Violation, broken};
+use super::{Oracle, Promise, Violation, object};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeyFact {
@@ -88,7 +88,7 @@ impl Oracle {
         if freed {
             return Ok(());
         }
-        broken(Promise::OneKeyOneJob, format!("{name} was bound to {who} and now names {new:?}"))
+        object(Promise::OneKeyOneJob, format!("{name} was bound to {who} and now names {new:?}"))
     }
 
     /// Whether a group may have given its key up.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::facts::{Facts, Index};
-use super::{EndedAttempt, Grant, Oracle, Promise, Track, Violation, broken};
+use super::{EndedAttempt, Grant, Oracle, Promise, Track, Violation, broken, object};
 use crate::calls::{ItemRef, Ledger};
 
 use Status::{Cancelled, Dead, Expired, Held, Queued, Retrying, Running, Scheduled, Succeeded};
@@ -51,7 +51,7 @@ impl Oracle {
         if let (Some(from), Some(to)) = (from, to)
             && from != to
         {
-            return broken(Promise::OneLiveLease, format!("job {job} was leased as {to:?} under the lease {from:?}"));
+            object(Promise::OneLiveLease, format!("job {job} was leased as {to:?} under the lease {from:?}"))?;
         }
         // A grant is judged whatever a fault took from the job before.
         if let (None, Some(token)) = (from, to) {
@@ -94,7 +94,7 @@ impl Oracle {
             }
             (Some(Scheduled | Queued | Retrying | Held), Some(Expired)) => {
                 if before.ttl.is_none_or(|at| at > clock) && !self.clock_back {
-                    return broken(Promise::ForwardOnly, format!("job {job} expired before its queue deadline"));
+                    object(Promise::ForwardOnly, format!("job {job} expired before its queue deadline"))?;
                 }
                 self.judge_ended(job, track, before, Expired, None)?;
                 event(track, Kind::Expired);
@@ -121,7 +121,7 @@ impl Oracle {
                     before.describe(clock),
                     after.describe(clock)
                 );
-                return broken(promise, what);
+                object(promise, what)?;
             }
         }
         Ok(1)
@@ -137,7 +137,7 @@ impl Oracle {
         ledger: &mut Ledger,
     ) -> Result<(), Violation> {
         if track.known && !track.disturbed {
-            return broken(Promise::ForwardOnly, format!("job {job} was created a second time"));
+            object(Promise::ForwardOnly, format!("job {job} was created a second time"))?;
         }
         let Some(main) = track.facts.job(clock).cloned() else {
             return broken(Promise::BooksBalance, format!("job {job} was entered without a record"));
@@ -155,7 +155,7 @@ impl Oracle {
         self.applied(item, ledger, &job, "submit", track.disturbed)?;
         let excused = self.rewound || self.outlived || track.disturbed;
         if !excused && ledger.item(item).is_some_and(|i| i.effects > 1) {
-            return broken(Promise::HonestReplies, format!("one submit created a second job, {job}"));
+            object(Promise::HonestReplies, format!("one submit created a second job, {job}"))?;
         }
         track.by = Some(item);
         self.as_asked(job, track, &main, &asked, clock, ledger, item)?;
@@ -198,10 +198,7 @@ impl Oracle {
         let payload = leasehold_core::job::record::encode_content(&asked.payload);
         let kept = track.facts.payload.as_ref().and_then(|p| p.value.as_ref());
         if !same || kept != Some(&payload) {
-            return broken(
-                Promise::HonestReplies,
-                format!("job {job} is not what was asked for: {asked:?} -> {main:?}"),
-            );
+            object(Promise::HonestReplies, format!("job {job} is not what was asked for: {asked:?} -> {main:?}"))?;
         }
         Ok(())
     }
@@ -227,17 +224,17 @@ impl Oracle {
             Start::At(at) => at,
         };
         if place < earliest && !self.clock_back {
-            return broken(
+            object(
                 Promise::NoEarlyRun,
                 format!(
                     "job {job} is due {} us too early: {:?} at {clock}, asked at {arrived}",
                     earliest - place,
                     asked.start
                 ),
-            );
+            )?;
         }
         if track.facts.status() == Some(Queued) && place != clock {
-            return broken(Promise::Priority, format!("job {job} was queued at {place}, not at the clock {clock}"));
+            object(Promise::Priority, format!("job {job} was queued at {place}, not at the clock {clock}"))?;
         }
         Ok(())
     }
@@ -261,10 +258,7 @@ impl Oracle {
             && last.token >= token
             && !self.clock_back
         {
-            return broken(
-                Promise::OneLiveLease,
-                format!("job {job}: token {token:?} does not follow {:?}", last.token),
-            );
+            object(Promise::OneLiveLease, format!("job {job}: token {token:?} does not follow {:?}", last.token))?;
         }
         let item = ItemRef::find(&lease.worker);
         if !track.excused {
@@ -273,41 +267,35 @@ impl Oracle {
                 || before.main != track.facts.main
             {
                 let what = format!("job {job} was leased from {:?}", before.status());
-                return broken(Promise::ForwardOnly, what);
+                object(Promise::ForwardOnly, what)?;
             }
             let due = before.places.first().map_or(0, |p| p.1);
             if due > clock && !self.clock_back {
-                return broken(
-                    Promise::NoEarlyRun,
-                    format!("job {job} was claimed {} us before it is due", due - clock),
-                );
+                object(Promise::NoEarlyRun, format!("job {job} was claimed {} us before it is due", due - clock))?;
             }
             if track.facts.places.first().map(|p| p.1) != Some(due) {
-                return broken(Promise::Priority, format!("job {job} forgot its place in the queue at its claim"));
+                object(Promise::Priority, format!("job {job} forgot its place in the queue at its claim"))?;
             }
             let full = clock.saturating_add(lease.length_ms.saturating_mul(1_000));
             // Whoever claims by name knows the job's deadlines before.
             let full = track.facts.deadline().filter(|_| lease.placed().is_some()).map_or(full, |d| d.min(full));
             if track.facts.leases != Some(full) {
-                return broken(
+                object(
                     Promise::OneLiveLease,
                     format!("job {job}: its lease ends at {:?}, not {full}", track.facts.leases),
-                );
+                )?;
             }
             let main = track.facts.main.as_ref().and_then(|m| m.value.clone());
             if let Some(main) = main
                 && (main.attempts >= main.policy.max_attempts || main.deliveries >= main.policy.max_deliveries)
             {
                 let what = format!("job {job} was claimed once too often: {}", before.describe(clock));
-                return broken(Promise::BoundedAttempts, what);
+                object(Promise::BoundedAttempts, what)?;
             }
         }
         let paused = self.queue_fact(&lease.tenant, &lease.queue).is_some_and(|q| q.paused() && !q.damaged);
         if paused {
-            return broken(
-                Promise::HonestReplies,
-                format!("job {job} was claimed from {}, which is paused", lease.queue),
-            );
+            object(Promise::HonestReplies, format!("job {job} was claimed from {}, which is paused", lease.queue))?;
         }
         let item = match item {
             Some(item) => item,
@@ -353,7 +341,7 @@ impl Oracle {
                 if other < class || waits.is_some_and(|w| (*first, w) < (score, job)) {
                     let what =
                         format!("{job} ({class:?} @{score}) was claimed while {member} ({other:?} @{first}) waits");
-                    return broken(Promise::Priority, what);
+                    object(Promise::Priority, what)?;
                 }
             }
         }
@@ -417,13 +405,13 @@ impl Oracle {
                 "job {job}: attempts {} -> {}, deliveries {} -> {} at {:?}",
                 old.attempts, new.attempts, old.deliveries, new.deliveries, attempt.outcome
             );
-            return broken(Promise::BoundedAttempts, what);
+            object(Promise::BoundedAttempts, what)?;
         }
         if to.is_terminal() {
             self.judge_ended(job, track, before, to, Some(&attempt))?;
         } else if new.attempts >= new.policy.max_attempts || new.deliveries >= new.policy.max_deliveries {
             let what = format!("job {job} goes on after its last attempt: {}", after.describe(clock));
-            return broken(Promise::BoundedAttempts, what);
+            object(Promise::BoundedAttempts, what)?;
         }
         self.end_events(track, &attempt, to, &new);
         Ok(())
@@ -487,7 +475,7 @@ impl Oracle {
             }
             (AttemptEnd::Released, Queued | Dead) => {
                 if to == Queued && track.facts.places.first().map(|p| p.1) != before.places.first().map(|p| p.1) {
-                    return broken(Promise::Priority, format!("job {job} did not go back to its place"));
+                    object(Promise::Priority, format!("job {job} did not go back to its place"))?;
                 }
                 self.cause(
                     job,
@@ -504,7 +492,7 @@ impl Oracle {
             }
             (AttemptEnd::LeaseExpired, Queued | Dead) => {
                 if to == Queued && track.facts.places.first().map(|p| p.1) != before.places.first().map(|p| p.1) {
-                    return broken(Promise::Priority, format!("job {job} did not go back to its place"));
+                    object(Promise::Priority, format!("job {job} did not go back to its place"))?;
                 }
                 self.judge_lapse(job, track, before, token, clock)
             }
@@ -513,10 +501,7 @@ impl Oracle {
                 // Where the clock has gone back, a deadline that had come when the lease was read may lie
                 // ahead again: the attempt is over either way, since its lease is due.
                 if deadline.is_none_or(|d| d > clock && !self.clock_back) {
-                    return broken(
-                        Promise::ForwardOnly,
-                        format!("job {job} timed out before its deadline {deadline:?}"),
-                    );
+                    object(Promise::ForwardOnly, format!("job {job} timed out before its deadline {deadline:?}"))?;
                 }
                 Ok(())
             }
@@ -525,7 +510,7 @@ impl Oracle {
                 let ttl = before.main.as_ref().and_then(|m| m.value.as_ref()).and_then(|j| j.policy.queue_ttl_ms);
                 let past = ttl.is_some_and(|ttl| clock + CLOCK_SLACK >= track.born + ttl * 1_000);
                 if !past && !self.clock_back {
-                    return broken(Promise::ForwardOnly, format!("job {job} expired before its queue deadline"));
+                    object(Promise::ForwardOnly, format!("job {job} expired before its queue deadline"))?;
                 }
                 Ok(())
             }
@@ -548,15 +533,15 @@ impl Oracle {
         let told = track.grants.iter().find(|g| g.token == token).map_or(0, |g| g.told_until);
         let ends = before.leases.unwrap_or(0);
         if ends > clock {
-            return broken(
+            object(
                 Promise::OneLiveLease,
                 format!("job {job}: a lease was reclaimed {} us before its end", ends - clock),
-            );
+            )?;
         }
         if told > clock && !track.disturbed {
             let what =
                 format!("job {job}: a lease was reclaimed {} us before the end its holder was told", told - clock);
-            return broken(Promise::OneLiveLease, what);
+            object(Promise::OneLiveLease, what)?;
         }
         Ok(())
     }
@@ -581,12 +566,12 @@ impl Oracle {
         if to == Dead {
             let last = old.attempts + 1 >= old.policy.max_attempts || old.deliveries + 1 >= old.policy.max_deliveries;
             if fail.retryable && !last && old.policy.max_age_ms.is_none() {
-                return broken(Promise::ForwardOnly, format!("job {job} is dead with attempts left"));
+                object(Promise::ForwardOnly, format!("job {job} is dead with attempts left"))?;
             }
             return Ok(());
         }
         if !fail.retryable {
-            return broken(Promise::ForwardOnly, format!("job {job} is tried again though its failure forbids it"));
+            object(Promise::ForwardOnly, format!("job {job} is tried again though its failure forbids it"))?;
         }
         let policy = &old.policy.backoff;
         let grown = f64::from(policy.factor_milli) / 1_000.0;
@@ -602,7 +587,7 @@ impl Oracle {
                 arrived + least * 1_000,
                 clock + most * 1_000
             );
-            return broken(Promise::NoEarlyRun, what);
+            object(Promise::NoEarlyRun, what)?;
         }
         Ok(())
     }
@@ -624,7 +609,7 @@ impl Oracle {
         let unread = [keys::job(job), keys::payload(job)].iter().any(|key| self.newer.contains(key));
         if to != Queued || !same_place || told || !(gone || unread) {
             let what = format!("job {job} was put back (told {told}, asker gone {gone}) to {to:?}");
-            return broken(Promise::ForwardOnly, what);
+            object(Promise::ForwardOnly, what)?;
         }
         event(track, Kind::Released);
         Ok(())
@@ -646,13 +631,10 @@ impl Oracle {
         };
         let end = new.end.as_ref();
         if old.end.is_some() || end.map(|e| e.status) != Some(to) || new.lives != old.lives {
-            return broken(Promise::ForwardOnly, format!("job {job} ended {to:?}, its record says {end:?}"));
+            object(Promise::ForwardOnly, format!("job {job} ended {to:?}, its record says {end:?}"))?;
         }
         if end.and_then(|e| e.attempt.as_ref()).map(|a| a.token) != attempt.map(|a| a.token) {
-            return broken(
-                Promise::StaleTokenRefused,
-                format!("job {job} ended by {attempt:?}, its record says {end:?}"),
-            );
+            object(Promise::StaleTokenRefused, format!("job {job} ended by {attempt:?}, its record says {end:?}"))?;
         }
         self.judge_kept(job, &track.facts, new, to)
     }
@@ -675,7 +657,7 @@ impl Oracle {
             {
                 let what =
                     format!("job {job} ended {}; its retention ends {} us too early", to.text(), until(ms) - expiry);
-                return broken(Promise::AckedNeverLost, what);
+                object(Promise::AckedNeverLost, what)?;
             }
         }
         Ok(())
@@ -693,10 +675,10 @@ impl Oracle {
     ) -> Result<(), Violation> {
         let due = before.places.first().map_or(0, |p| p.1);
         if due > clock {
-            return broken(Promise::NoEarlyRun, format!("job {job} left {from:?} {} us before it is due", due - clock));
+            object(Promise::NoEarlyRun, format!("job {job} left {from:?} {} us before it is due", due - clock))?;
         }
         if after.places.first().map(|p| p.1) != Some(due) || before.main != after.main {
-            return broken(Promise::Priority, format!("job {job} was not queued at its due time"));
+            object(Promise::Priority, format!("job {job} was not queued at its due time"))?;
         }
         Ok(())
     }
@@ -717,7 +699,7 @@ impl Oracle {
                 && n.key.is_none()
         });
         if !fresh {
-            return broken(Promise::ForwardOnly, format!("job {job}: a new life that is not new: {new:?}"));
+            object(Promise::ForwardOnly, format!("job {job}: a new life that is not new: {new:?}"))?;
         }
         track.born = clock;
         event(track, Kind::Retried);
@@ -744,7 +726,7 @@ impl Oracle {
         let deleted = track.facts.main.as_ref().and_then(|m| m.value.as_ref()).is_some_and(|j| j.deleted);
         if !deleted {
             let what = format!("job {job} left {from:?} before its retention ended");
-            return broken(Promise::AckedNeverLost, what);
+            object(Promise::AckedNeverLost, what)?;
         }
         self.cause(job, track, ledger, "delete or purge", false, |request| match request {
             Request::Delete { .. } => true,
@@ -767,12 +749,12 @@ impl Oracle {
     ) -> Result<(), Violation> {
         let after = track.facts.clone();
         if before.places != after.places {
-            return broken(Promise::Priority, format!("job {job} moved within its index"));
+            object(Promise::Priority, format!("job {job} moved within its index"))?;
         }
         if before.main != after.main {
             let what =
                 format!("job {job}'s record changed without a transition: {:?} -> {:?}", before.main, after.main);
-            return broken(Promise::ForwardOnly, what);
+            object(Promise::ForwardOnly, what)?;
         }
         if let (Some(old), Some(new)) = (&before.progress, &after.progress)
             && old.value == new.value
@@ -781,7 +763,7 @@ impl Oracle {
             && later <= seq
         {
             let what = format!("job {job}: its report of progress {seq} was overwritten by the older {later}");
-            return broken(Promise::ForwardOnly, what);
+            object(Promise::ForwardOnly, what)?;
         }
         let (Some(token), Some(old), Some(new)) = (after.token(), before.leases, after.leases) else { return Ok(()) };
         if new == old {
@@ -809,13 +791,13 @@ impl Oracle {
                 "job {job}: a lease was cut from {old} to {new} (told until {}, raised {}, due at grant {at_grant})",
                 grant.told_until, grant.raised
             );
-            return broken(Promise::OneLiveLease, what);
+            object(Promise::OneLiveLease, what)?;
         }
         grant.raised = true;
         let cap = deadline.unwrap_or(u64::MAX).min(clock + own);
         if new > cap && !self.clock_back && !track.disturbed {
             let what = format!("job {job}: a lease was raised to {new}, beyond {cap}");
-            return broken(Promise::OneLiveLease, what);
+            object(Promise::OneLiveLease, what)?;
         }
         self.cause(
             job,
@@ -841,7 +823,7 @@ impl Oracle {
         if !ledger.may_apply(item) && !disturbed && !self.outlived {
             let fate = ledger.item(item).map(|i| i.fate);
             let what = format!("{what} of call {} was applied to {subject} after it was answered {fate:?}", item.call);
-            return broken(Promise::HonestReplies, what);
+            object(Promise::HonestReplies, what)?;
         }
         if let Some(found) = ledger.item_mut(item) {
             found.effects += 1;

@@ -14,7 +14,7 @@ use leasehold_core::{JobId, Name, Outcome, Request, codec};
 use super::facts::{Rec, Touched};
 use super::pools::{PoolFacts, live};
 use super::replies::{Window, lied};
-use super::{Oracle, Promise, Track, Violation, broken};
+use super::{Oracle, Promise, Track, Violation, broken, object};
 use crate::calls::Ledger;
 
 impl Oracle {
@@ -91,10 +91,10 @@ impl Oracle {
         };
         let routed = self.routing.of(&lease.tenant, &lease.queue).any(|u| u.name == placed.upstream);
         if !routed || main.policy.on_prem && !upstream.on_prem {
-            return broken(Promise::LimitHeld, format!("job {job} ({:?}) went to {upstream:?}", main.policy));
+            object(Promise::LimitHeld, format!("job {job} ({:?}) went to {upstream:?}", main.policy))?;
         }
         if placed.pool != upstream.pool || placed.cost != main.policy.cost {
-            return broken(Promise::LimitHeld, format!("job {job} of cost {} has {placed:?}", main.policy.cost));
+            object(Promise::LimitHeld, format!("job {job} of cost {} has {placed:?}", main.policy.cost))?;
         }
         // priority: no job of its queue that stood before it, or in a class above, is left behind.
         let queue = self.indexes.queues.iter().position(|q| q.tenant == lease.tenant && q.queue == lease.queue);
@@ -104,7 +104,7 @@ impl Oracle {
                 let before = place.class < lease.class || place.class == lease.class && (*score, *other) < (due, job);
                 if waits && before {
                     let what = format!("{job} ({:?} @{due}) was claimed by name while {other} waits", lease.class);
-                    return broken(Promise::Priority, what);
+                    object(Promise::Priority, what)?;
                 }
             }
         }
@@ -117,11 +117,11 @@ impl Oracle {
         let probes = self.probes.get(&keys::probe(&placed.upstream)).map_or(0, |p| live(p, clock));
         if until.is_some_and(|until| until > clock) && !self.clock_back {
             let what = format!("job {job} went to {}, which is on hold until {until:?}", placed.upstream);
-            return broken(Promise::LimitHeld, what);
+            object(Promise::LimitHeld, what)?;
         }
         if until.is_some() != placed.probe || placed.probe && probes != 1 {
             let what = format!("job {job} went to {} held {until:?} as {placed:?}, {probes} probes", placed.upstream);
-            return broken(Promise::LimitHeld, what);
+            object(Promise::LimitHeld, what)?;
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Oracle {
             (None, Some(_)) => {
                 if !facts.entered.insert(unit.clone()) && !self.rewound {
                     let what = format!("pool {name}: {unit} is held again after it had been taken back");
-                    return broken(Promise::SlotNotResurrected, what);
+                    object(Promise::SlotNotResurrected, what)?;
                 }
                 let Some((_, lease)) = lease else {
                     return broken(Promise::LimitHeld, format!("pool {name}: {unit} is held without a lease"));
@@ -161,20 +161,20 @@ impl Oracle {
             }
             (Some(old), Some(new)) if old <= clock => {
                 let what = format!("pool {name}: {unit} had come to its end {old} and is held until {new}");
-                broken(Promise::SlotNotResurrected, what)
+                object(Promise::SlotNotResurrected, what)
             }
             (Some(old), Some(new)) if new < old => {
-                broken(Promise::HonestReplies, format!("pool {name}: {unit} was cut from {old} to {new}"))
+                object(Promise::HonestReplies, format!("pool {name}: {unit} was cut from {old} to {new}"))
             }
             (Some(_), Some(_)) if lease.is_none() => {
-                broken(Promise::SlotNotResurrected, format!("pool {name}: {unit} was renewed without its lease"))
+                object(Promise::SlotNotResurrected, format!("pool {name}: {unit} was renewed without its lease"))
             }
             (Some(end), None) if end > clock && lease.is_some() => {
-                broken(Promise::BooksBalance, format!("pool {name}: {unit} was taken from a job that runs"))
+                object(Promise::BooksBalance, format!("pool {name}: {unit} was taken from a job that runs"))
             }
             (Some(end), None) if end > clock && self.cut.get(&(job, nonce)) == Some(&self.change) => {
                 let what = format!("pool {name}: {unit} was given away with its job's cancellation: its call goes on");
-                broken(Promise::LimitHeld, what)
+                object(Promise::LimitHeld, what)
             }
             _ => Ok(()),
         }
@@ -196,7 +196,7 @@ impl Oracle {
         let most = pool.batch_max.unwrap_or(pool.total).min(pool.total) as usize;
         if held > pool.total as usize || class == Class::Batch && batch > most {
             let what = format!("{held} held, {batch} of them by class batch, with {unit}, of {pool:?}");
-            return broken(Promise::LimitHeld, format!("pool {name}: {what}"));
+            object(Promise::LimitHeld, format!("pool {name}: {what}"))?;
         }
         if facts.disturbed {
             return Ok(());
@@ -204,7 +204,7 @@ impl Oracle {
         for above in Class::ALL.into_iter().filter(|c| *c <= class) {
             if let Some((other, _)) = before.line(above).find(|(other, _)| before.is_there(above, other, clock)) {
                 let what = format!("pool {name}: {unit} of class {} is held while {other} waits", class.text());
-                return broken(Promise::Priority, what);
+                object(Promise::Priority, what)?;
             }
         }
         Ok(())
@@ -257,7 +257,7 @@ impl Oracle {
             self.judge_leased(w, None, &one.job, outcome, request, ledger)?;
             let here = self.routing.upstream(&one.placed.upstream);
             if one.on_prem && here.is_none_or(|u| !u.on_prem) {
-                return broken(Promise::LimitHeld, format!("job {} was sent off the premises: {one:?}", one.job.id));
+                object(Promise::LimitHeld, format!("job {} was sent off the premises: {one:?}", one.job.id))?;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use leasehold_core::{Failure, Name, Outcome, Request, Response};
 
 use super::pools::{Held, PoolFacts};
 use super::replies::{Window, lied};
-use super::{Oracle, Promise, Violation, broken};
+use super::{Oracle, Promise, Violation, object};
 use crate::calls::ItemRef;
 
 /// The pool that a request is about.
@@ -73,7 +73,7 @@ impl Oracle {
         match (request, response) {
             (Request::Acquire(asked), Response::Slot { id, expires_at, .. }) => {
                 judge_had(w, facts, asked, id, *expires_at, rewound || clock_back)
-                    .or_else(|(promise, why)| broken(promise, format!("call {}: {why}: {outcome:?}", w.item.call)))
+                    .or_else(|(promise, why)| object(promise, format!("call {}: {why}: {outcome:?}", w.item.call)))
             }
             (Request::RefreshSlot { tenant, slot, .. }, Response::SlotRefreshed { expires_at }) => {
                 let member = keys::slot_member(tenant, &slot.slot);
@@ -151,7 +151,7 @@ impl Oracle {
                 match left {
                     Some((member, _)) => {
                         let what = format!("call {} was refused and {member} is left: {outcome:?}", w.item.call);
-                        broken(Promise::SlotNotResurrected, what)
+                        object(Promise::SlotNotResurrected, what)
                     }
                     None => Ok(()),
                 }

@@ -13,7 +13,7 @@ use leasehold_core::store::model::Model;
 use leasehold_core::store::{Clock, Score, Version, keys};
 
 use super::facts::Rec;
-use super::{Oracle, Promise, Violation, broken};
+use super::{Oracle, Promise, Violation, broken, object};
 use crate::calls::{CallId, Fate, ItemRef, Ledger};
 
 /// A slot that was granted.
@@ -318,13 +318,13 @@ impl Oracle {
                 }
                 Some(_) => {
                     let what = format!("pool {name}: {member} began to wait anew while it waited");
-                    return broken(Promise::Priority, what);
+                    object(Promise::Priority, what)?;
                 }
                 None => {
                     let there = moved.left.get(member).is_some_and(|end| *end > clock);
                     if there && !facts.disturbed {
                         let what = format!("pool {name}: {member} was taken out of the line though somebody is there");
-                        return broken(Promise::Priority, what);
+                        object(Promise::Priority, what)?;
                     }
                 }
             }
@@ -341,14 +341,14 @@ impl Oracle {
             match (old, new) {
                 (None, Some(_)) if !granted.contains(&key) => {
                     let what = format!("pool {name}: {unit} is held again after it had been taken back");
-                    return broken(Promise::SlotNotResurrected, what);
+                    object(Promise::SlotNotResurrected, what)?;
                 }
                 (Some(old), Some(new)) if *old <= clock => {
                     let what = format!("pool {name}: {unit} had come to its end {old} and is held until {new}");
-                    return broken(Promise::SlotNotResurrected, what);
+                    object(Promise::SlotNotResurrected, what)?;
                 }
                 (Some(old), Some(new)) if new < old => {
-                    return broken(Promise::HonestReplies, format!("pool {name}: {unit} was cut from {old} to {new}"));
+                    object(Promise::HonestReplies, format!("pool {name}: {unit} was cut from {old} to {new}"))?;
                 }
                 // What was granted without the store takes the place of a grant of the same name that nobody was told of.
                 (Some(end), None)
@@ -357,7 +357,7 @@ impl Oracle {
                         && !(declared.contains(&member) && facts.held.get(&key).is_none_or(|h| h.told.is_empty())) =>
                 {
                     let what = format!("pool {name}: {unit} was taken from its holder before its end {end}");
-                    return broken(Promise::BooksBalance, what);
+                    object(Promise::BooksBalance, what)?;
                 }
                 _ => {}
             }
@@ -378,7 +378,7 @@ impl Oracle {
         if !facts.disturbed {
             for member in &moved.touched {
                 if let Err(what) = self.stands_as_it_says(name, facts, member, clock) {
-                    return broken(Promise::BooksBalance, format!("pool {name}: {member} {what}"));
+                    object(Promise::BooksBalance, format!("pool {name}: {member} {what}"))?;
                 }
             }
         }
@@ -401,7 +401,7 @@ impl Oracle {
         // With the record went what refuses a commit that is repeated.
         if facts.held.contains_key(&key) && !self.rewound && !facts.taken.contains(member) {
             let what = format!("pool {name}: {member} was granted a second time: {slot:?}");
-            return broken(Promise::SlotNotResurrected, what);
+            object(Promise::SlotNotResurrected, what)?;
         }
         // limit-held: by what is held at this instant, and by the settings of this instant.
         let Some(pool) = facts.settings(clock) else {
@@ -411,10 +411,10 @@ impl Oracle {
             // Whoever granted it could ask nobody. Others are granted nothing until there is room again.
             let how = self.fail_open.get(name);
             if how.is_none_or(|how| slot.cost > how.local) {
-                return broken(Promise::LimitHeld, format!("pool {name} is not open, and has {slot:?}"));
+                object(Promise::LimitHeld, format!("pool {name} is not open, and has {slot:?}"))?;
             }
             if !self.declared.contains(&(name.to_owned(), member.clone(), slot.nonce)) {
-                return broken(Promise::LimitHeld, format!("pool {name}: nobody has declared {slot:?}"));
+                object(Promise::LimitHeld, format!("pool {name}: nobody has declared {slot:?}"))?;
             }
             self.enter_held(facts, key, slot, member);
             return Ok(());
@@ -423,7 +423,7 @@ impl Oracle {
         let most = pool.batch_max.unwrap_or(pool.total).min(pool.total) as usize;
         if held > pool.total as usize || slot.class == Class::Batch && batch > most {
             let what = format!("{held} held, {batch} of them by class batch, after {slot:?} was granted of {pool:?}");
-            return broken(Promise::LimitHeld, format!("pool {name}: {what}"));
+            object(Promise::LimitHeld, format!("pool {name}: {what}"))?;
         }
         // priority: whoever is there comes first, by class, then by time.
         let mut waited = None;
@@ -435,13 +435,13 @@ impl Oracle {
                         && PoolFacts::units(&moved.before.holders, member).iter().any(|u| u.2 > clock) =>
                 {
                     let what = format!("pool {name}: {member} was granted while it was held");
-                    return broken(Promise::SlotNotResurrected, what);
+                    object(Promise::SlotNotResurrected, what)?;
                 }
                 SlotState::Granted | SlotState::Declared | SlotState::Over => {}
             }
             let same = (before.nonce, before.class, before.cost) == (slot.nonce, slot.class, slot.cost);
             if waited.is_some() && !same {
-                return broken(Promise::BooksBalance, format!("pool {name}: {before:?} became {slot:?}"));
+                object(Promise::BooksBalance, format!("pool {name}: {before:?} became {slot:?}"))?;
             }
         }
         if !facts.disturbed {
@@ -452,12 +452,12 @@ impl Oracle {
                 });
                 if let Some((other, since)) = first {
                     let what = format!("{member} ({waited:?}) was granted while {other} waits since {since}");
-                    return broken(Promise::Priority, format!("pool {name}: {what}"));
+                    object(Promise::Priority, format!("pool {name}: {what}"))?;
                 }
             }
             let end = clock.saturating_add(slot.lease_ms.saturating_mul(1_000));
             if PoolFacts::units(&facts.holders, member).iter().any(|u| u.0 == slot.nonce && u.2 != end) {
-                return broken(Promise::HonestReplies, format!("pool {name}: {member} was not granted for its length"));
+                object(Promise::HonestReplies, format!("pool {name}: {member} was not granted for its length"))?;
             }
         }
         // honest-replies: what was refused for certain has no effect any more.
@@ -466,7 +466,7 @@ impl Oracle {
             && matches!(ledger.item(by).map(|i| i.fate), Some(Fate::Refused(_)))
         {
             let what = format!("pool {name}: {member} was granted to call {} after it was refused", by.call);
-            return broken(Promise::HonestReplies, what);
+            object(Promise::HonestReplies, what)?;
         }
         self.enter_held(facts, key, slot, member);
         Ok(())
@@ -503,7 +503,7 @@ impl Oracle {
             pool == name && slot == member && nonce.is_none_or(|nonce| nonce == before.nonce)
         });
         if !asked {
-            return broken(Promise::HonestReplies, format!("pool {name}: {member} was given back, but nobody asked"));
+            object(Promise::HonestReplies, format!("pool {name}: {member} was given back, but nobody asked"))?;
         }
         Ok(())
     }
@@ -525,12 +525,12 @@ impl Oracle {
             members.extend(units.filter_map(keys::holder_of).map(|(slot, ..)| slot));
             for member in members {
                 if let Err(what) = self.stands_as_it_says(name, facts, &member, clock) {
-                    return broken(Promise::BooksBalance, format!("pool {name}: {member} {what}"));
+                    object(Promise::BooksBalance, format!("pool {name}: {member} {what}"))?;
                 }
             }
             let has = |index: Name| model.books().get(&index).map_or(0, leasehold_core::store::index::Index::len);
             if has(keys::holders(name)) as usize != facts.holders.len() {
-                return broken(Promise::BooksBalance, format!("pool {name}: the oracle has lost count of its holders"));
+                object(Promise::BooksBalance, format!("pool {name}: the oracle has lost count of its holders"))?;
             }
         }
         Ok(())

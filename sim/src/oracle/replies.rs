@@ -10,7 +10,7 @@ use leasehold_core::store::model::Model;
 use leasehold_core::{Failure, JobId, Outcome, Request, Response, Token};
 
 use super::pool_replies::pool_of;
-use super::{Moment, Oracle, Promise, Track, Violation, broken};
+use super::{Moment, Oracle, Promise, Track, Violation, broken, object};
 use crate::calls::{CallId, Instant, ItemRef, Ledger, fate};
 
 /// The window of one request, and who it was.
@@ -29,7 +29,7 @@ pub(super) fn lied(
     why: impl std::fmt::Display,
 ) -> Result<(), Violation> {
     let what = format!("call {}: {why}; asked {request:?}, answered {outcome:?}", window.item.call);
-    broken(Promise::HonestReplies, what)
+    object(Promise::HonestReplies, what)
 }
 
 impl Oracle {
@@ -283,7 +283,7 @@ impl Oracle {
         }
         let same = track.and_then(|t| t.submit.as_ref()).is_some_and(|first| same_body(first, submit));
         if !same {
-            return broken(Promise::OneKeyOneJob, format!("another body was taken for a repeat: {request:?}"));
+            object(Promise::OneKeyOneJob, format!("another body was taken for a repeat: {request:?}"))?;
         }
         Ok(())
     }
@@ -309,7 +309,7 @@ impl Oracle {
         let mut order = Vec::new();
         for leased in jobs {
             if !seen.insert(leased.id) {
-                return broken(Promise::OneLiveLease, format!("job {} twice in one claim", leased.id));
+                object(Promise::OneLiveLease, format!("job {} twice in one claim", leased.id))?;
             }
             order.push(self.judge_leased(w, claim.claim_id.as_ref(), leased, outcome, request, ledger)?);
         }
@@ -317,7 +317,7 @@ impl Oracle {
         let keys: Vec<_> =
             jobs.iter().zip(&order).filter_map(|(l, score)| Some((l.class, list(&l.queue), (*score)?, l.id))).collect();
         if !keys.is_sorted() && !self.damaged && !self.rewound {
-            return broken(Promise::Priority, format!("a claim's jobs are out of order: {keys:?}"));
+            object(Promise::Priority, format!("a claim's jobs are out of order: {keys:?}"))?;
         }
         Ok(())
     }
@@ -336,7 +336,7 @@ impl Oracle {
         let held = |m: &Moment| m.token == Some(leased.token);
         if !self.ever(w, job, held) {
             let what = format!("job {job} was handed out under a lease that does not stand: {leased:?}");
-            return broken(Promise::OneLiveLease, what);
+            object(Promise::OneLiveLease, what)?;
         }
         let (rewound, damaged) = (self.rewound, self.damaged);
         let Some(track) = self.jobs.get_mut(&job) else { return Ok(None) };
@@ -345,10 +345,7 @@ impl Oracle {
         };
         match &leased.payload {
             Some(payload) if *payload != submit.payload => {
-                return broken(
-                    Promise::NoGhosts,
-                    format!("job {job} was handed out with another payload: {payload:?}"),
-                );
+                object(Promise::NoGhosts, format!("job {job} was handed out with another payload: {payload:?}"))?;
             }
             _ => {}
         }
@@ -363,10 +360,10 @@ impl Oracle {
             _ => false,
         };
         if grant.by != Some(w.item) && !repeat && !rewound {
-            return broken(
+            object(
                 Promise::OneLiveLease,
                 format!("job {job}, leased to {:?}, was handed out to {:?}", grant.by, w.item),
-            );
+            )?;
         }
         grant.told_to = Some(w.item);
         if leased.lease_expires_at > grant.high {
@@ -374,7 +371,7 @@ impl Oracle {
                 "job {job}: told to be held until {}, but {} is the most it was",
                 leased.lease_expires_at, grant.high
             );
-            return broken(Promise::HonestReplies, what);
+            object(Promise::HonestReplies, what)?;
         }
         grant.told_until = grant.told_until.max(leased.lease_expires_at);
         let token = leased.token;
@@ -384,7 +381,7 @@ impl Oracle {
                 "job {job} was handed out until {}, past its run or progress deadline {deadline:?}",
                 leased.lease_expires_at
             );
-            return broken(Promise::ForwardOnly, what);
+            object(Promise::ForwardOnly, what)?;
         }
         if track.disturbed {
             return Ok(score);
@@ -396,17 +393,14 @@ impl Oracle {
         };
         let born = track.born;
         if leased.attempt > max {
-            return broken(
-                Promise::BoundedAttempts,
-                format!("job {job} was handed out for attempt {}", leased.attempt),
-            );
+            object(Promise::BoundedAttempts, format!("job {job} was handed out for attempt {}", leased.attempt))?;
         }
         if !self.ever(w, job, numbers) && !damaged {
             lied(w, request, outcome, "attempt and delivery never were so")?;
         }
         let late = leased.delivery == 1 && ttl.is_some_and(|ttl| token.at > born + ttl * 1_000 + 100_000);
         if late && !self.clock_back {
-            return broken(Promise::ForwardOnly, format!("job {job} was handed out after its queue deadline"));
+            object(Promise::ForwardOnly, format!("job {job} was handed out after its queue deadline"))?;
         }
         Ok(score)
     }
@@ -422,7 +416,7 @@ impl Oracle {
     ) -> Result<(), Violation> {
         if w.answers <= w.from.answers && !self.cached_pause(claim, w) {
             let what = format!("call {}: \"no work\" without having heard from the store: {request:?}", w.item.call);
-            return broken(Promise::NoSilentStall, what);
+            object(Promise::NoSilentStall, what)?;
         }
         // What a repeat answers is what its receipt names; what was taken and found unfit is no work.
         let repeats = claim.claim_id.is_some()
@@ -443,7 +437,7 @@ impl Oracle {
                 .is_some_and(|q| q.ready > 0 && q.ready_since <= w.from.change);
             if ready && !paused {
                 let what = format!("\"no work\" while {queue} had some all the time: {request:?} -> {outcome:?}");
-                return broken(Promise::NoSilentStall, what);
+                object(Promise::NoSilentStall, what)?;
             }
         }
         Ok(())
@@ -500,7 +494,7 @@ impl Oracle {
         };
         if !self.ever(w, job, |m| m.token.is_some() && m.token == beat.held.token) {
             let what = format!("call {}: a heartbeat revived a lease that was taken back: {request:?}", w.item.call);
-            return broken(Promise::SlotNotResurrected, what);
+            object(Promise::SlotNotResurrected, what)?;
         }
         let grant =
             self.jobs.get_mut(&job).and_then(|t| t.grants.iter_mut().find(|g| Some(g.token) == beat.held.token));
@@ -558,7 +552,7 @@ impl Oracle {
                 let before = track.is_none_or(|t| t.moments.first().is_none_or(|m| m.change > w.from.change));
                 if !other_tenant && !before && !ever(&gone) && !self.group_ever_gone(w, job) {
                     let what = format!("call {}: \"unknown\", but job {job} was there: {request:?}", w.item.call);
-                    return broken(Promise::AckedNeverLost, what);
+                    object(Promise::AckedNeverLost, what)?;
                 }
                 Ok(())
             }
@@ -611,7 +605,7 @@ impl Oracle {
         let remembered = track.ended.len() - at <= 20;
         if track.ended[at].change <= w.from.change && remembered {
             let what = format!("call {}: a repeat was refused, its first answer forgotten: {request:?}", w.item.call);
-            return broken(Promise::StaleTokenRefused, what);
+            object(Promise::StaleTokenRefused, what)?;
         }
         Ok(())
     }
