@@ -121,6 +121,28 @@ fn a_job_is_not_lost_with_a_payload_that_cannot_be_read() {
     assert_eq!(world.claim(0, "w", "q", 1, Some(1_000)).len(), 1);
 }
 
+#[test]
+fn what_is_put_back_keeps_its_queue_deadline() {
+    let mut world = World::new(1);
+    let mut submit = Submit::new("default", "q", Content::json("1"));
+    submit.queue_ttl_ms = Some(30_000);
+    let Ok(Response::Created(view)) = world.submit(0, submit) else { panic!("it is created") };
+    let before = world.store.books().score(&keys::TTL, &keys::member(view.id));
+    world.store.corrupt(&keys::payload(view.id), codec::newer());
+    let asked = Claim {
+        tenant: "default".into(),
+        queues: vec!["q".into()],
+        worker: "w".into(),
+        max: 1,
+        wait_ms: 0,
+        lease_ms: None,
+        claim_id: None,
+    };
+    assert!(world.call(0, Request::Claim(Box::new(asked))).is_err());
+    assert!(before.is_some());
+    assert_eq!(world.store.books().score(&keys::TTL, &keys::member(view.id)), before);
+}
+
 fn at(world: &World, key: &Name) -> bytes::Bytes {
     world.store.records(key).next().unwrap().1.bytes.clone()
 }

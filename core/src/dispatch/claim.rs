@@ -16,7 +16,7 @@ use crate::event::Kind;
 use crate::failure::Failure;
 use crate::ids::{JobId, Token};
 use crate::job::check;
-use crate::job::claim::put_back;
+use crate::job::claim::{put_back, queue_deadline};
 use crate::job::handed::HandedOut;
 use crate::job::lease::{self, Granted};
 use crate::job::moves::{self, Ending, Home, add, remove};
@@ -267,7 +267,8 @@ impl Dispatch {
             if let (true, Some((_, job)), Some(lease)) = (tried.payload.is_newer(), &tried.job, &tried.lease) {
                 let granted = Granted { lease: lease.clone(), version: nonce, at: tried.at };
                 let held = Guard::At(keys::lease(tried.id), nonce);
-                drafts.push(put_back(tried.id, Home::from(job), tried.due, held, Some(&granted)));
+                let deadline = queue_deadline(job, job.born);
+                drafts.push(put_back(tried.id, Home::from(job), tried.due, held, Some(&granted), deadline));
                 cx.mark(Mark::NewerFormat);
                 continue;
             }

@@ -98,6 +98,15 @@ struct Member {
     out: bool,
 }
 
+impl Member {
+    /// Its queue deadline, as far as it can be read.
+    fn deadline(&self) -> Option<Clock> {
+        let record = self.job.as_ref()?;
+        let (_, job) = decode_record::<Job>(record).ok()??;
+        queue_deadline(&job, record.at()?)
+    }
+}
+
 impl Claim {
     pub fn new(asked: Box<Asked>) -> Result<Claim, Failure> {
         check::name("worker", &asked.worker)?;
@@ -390,7 +399,7 @@ impl Claim {
         let record = item.job.as_ref()?;
         if record.is_newer() || item.payload.as_ref().is_some_and(Record::is_newer) {
             cx.mark(Mark::NewerFormat);
-            return Some((vec![put_back(id, home, item.score, held, None)], Fix::PutBack));
+            return Some((vec![put_back(id, home, item.score, held, None, item.deadline())], Fix::PutBack));
         }
         let (version, job) = match decode_record::<Job>(record) {
             Ok(Some(found)) => found,
@@ -496,15 +505,7 @@ impl Claim {
             let Some((queue, class, _)) = self.sources.get(item.source) else { continue };
             let home = Home { tenant: &self.asked.tenant, queue, class: *class };
             let held = Guard::At(keys::lease(item.id), self.nonce);
-            let mut draft = put_back(item.id, home, item.score, held, None);
-            let job = item.job.as_ref().and_then(|r| Some((r.at()?, decode_record::<Job>(r).ok()??.1)));
-            if let Some((born, job)) = job
-                && let Some(ttl) = job.policy.queue_ttl_ms.filter(|_| job.deliveries == 0)
-            {
-                let deadline = born.saturating_add(ttl.saturating_mul(limits::MILLI));
-                draft.writes.push(add(keys::TTL, &keys::member(item.id), ScoreAt::Number(deadline)));
-            }
-            drafts.push(draft);
+            drafts.push(put_back(item.id, home, item.score, held, None, item.deadline()));
         }
         if drafts.is_empty() {
             return Next::ok(Response::Claimed(Vec::new()));
@@ -582,8 +583,23 @@ fn payload_len(item: &Member) -> usize {
 }
 
 /// Back to its old place, nothing counted.
-pub(crate) fn put_back(id: JobId, home: Home<'_>, score: u64, held: Guard, granted: Option<&lease::Granted>) -> Draft {
+/// When a job that has not been delivered is to be given up, if ever.
+pub(crate) fn queue_deadline(job: &Job, born: Clock) -> Option<Clock> {
+    let ttl = job.policy.queue_ttl_ms.filter(|_| job.deliveries == 0)?;
+    Some(born.saturating_add(ttl.saturating_mul(limits::MILLI)))
+}
+
+/// A job that was taken goes back to its place as if it had not been; with its queue deadline, if it has one.
+pub(crate) fn put_back(
+    id: JobId,
+    home: Home<'_>,
+    score: u64,
+    held: Guard,
+    granted: Option<&lease::Granted>,
+    deadline: Option<Clock>,
+) -> Draft {
     let mut writes = moves::leave_running(id, home, granted);
+    writes.extend(deadline.map(|at| add(keys::TTL, &keys::member(id), ScoreAt::Number(at))));
     writes.push(add(home.index(Status::Queued), &keys::member(id), ScoreAt::Number(score)));
     writes.push(home.event(Kind::Released, id, None, Some("undelivered")));
     writes.push(Write::Notify(home.topic()));

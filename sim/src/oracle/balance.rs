@@ -107,6 +107,8 @@ impl Oracle {
             (None, Some(_)) if running || deadline.is_none() => return wrong("in `ttl` without a queue deadline"),
             (None, Some(_)) => return wrong("in `ttl` though it was claimed"),
             // Moved: it was taken, and put back by a replica that knows the clock roughly.
+            // Put back by who could not read its deadline; whoever can enters it again.
+            (Some(_), None) if self.newer.contains(&keys::job(job)) => {}
             (Some(_), None) => return wrong("not in `ttl` though it was never claimed"),
             (Some(ttl), Some(at)) => {
                 let (exact, rough) = (track.born.saturating_add(ttl), main.born.saturating_add(ttl));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use leasehold_core::event::Kind;
 use leasehold_core::group::record::{Group, GroupStatus, Mode, Stop};
 use leasehold_core::ids::GroupId;
-use leasehold_core::job::record::{ChildOutcome, Status};
+use leasehold_core::job::record::{ChildOutcome, Owner, Status};
 use leasehold_core::request::{CreateGroup, GroupCounts, Submit};
 use leasehold_core::store::{Clock, Score, Version};
 use leasehold_core::{JobId, Request};
@@ -461,7 +461,9 @@ impl Oracle {
             object(Promise::AckedNeverLost, what)?;
         }
         event(track, Kind::GroupFinalized);
-        Ok(())
+        let bound = old.key.as_ref().filter(|_| ended == GroupStatus::Succeeded).map(|(key, _)| key);
+        let until = clock.saturating_add(key.saturating_mul(1_000));
+        bound.map_or(Ok(()), |key| self.judge_bound(&old.tenant, key, Owner::Group(id), until))
     }
 
     /// Some request that fits must be under way, or have ended unknown.

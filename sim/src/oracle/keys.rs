@@ -91,6 +91,21 @@ impl Oracle {
         object(Promise::OneKeyOneJob, format!("{name} was bound to {who} and now names {new:?}"))
     }
 
+    /// The key of what has succeeded names it as long as was promised.
+    pub(super) fn judge_bound(&self, tenant: &str, key: &str, owner: Owner, until: Clock) -> Result<(), Violation> {
+        let Some(record) = self.key_of(tenant, key).filter(|fact| !fact.damaged).and_then(|fact| fact.record.as_ref())
+        else {
+            return Ok(());
+        };
+        match record.expiry {
+            Some(end) if end < until && record.value.as_ref().is_some_and(|r| r.owner == owner) => {
+                let what = format!("key {key} of {owner:?} is free {} us too early", until - end);
+                object(Promise::OneKeyOneJob, what)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether a group may have given its key up.
     fn group_freed(&self, group: GroupId, clock: Clock) -> bool {
         let Some(track) = self.groups.get(&group).filter(|t| !t.excused) else { return true };

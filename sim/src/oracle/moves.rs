@@ -1,7 +1,7 @@
 //! forward-only and its kin: every change of a job is a move of the diagram, with a cause.
 
 use leasehold_core::event::Kind;
-use leasehold_core::job::record::{AttemptEnd, AttemptRecord, Class, Job, Status, Terms};
+use leasehold_core::job::record::{AttemptEnd, AttemptRecord, Class, Job, Owner, Status, Terms};
 use leasehold_core::request::{Start, Submit};
 use leasehold_core::store::model::Model;
 use leasehold_core::store::{Clock, Take, Taken, keys};
@@ -644,10 +644,7 @@ impl Oracle {
         let Some(record) = &facts.main else { return Ok(()) };
         let until = |ms: u64| record.at.saturating_add(ms.saturating_mul(1_000));
         let retention = main.policy.retention_ms;
-        let key = match &main.key {
-            Some(_) if to == Succeeded => main.policy.key_ttl_ms.unwrap_or(retention),
-            _ => 0,
-        };
+        let key = if main.key.is_some() && to == Succeeded { key_ms(main) } else { 0 };
         let payload = facts.payload.as_ref().map(|r| r.expiry);
         let result = facts.result.as_ref().map(|r| r.expiry);
         let kept = [(Some(record.expiry), retention.max(key)), (payload, retention), (result, retention)];
@@ -660,7 +657,8 @@ impl Oracle {
                 object(Promise::AckedNeverLost, what)?;
             }
         }
-        Ok(())
+        let bound = main.key.as_ref().filter(|_| to == Succeeded).map(|(key, _)| key);
+        bound.map_or(Ok(()), |key| self.judge_bound(&main.tenant, key, Owner::Job(job), until(key_ms(main))))
     }
 
     // --- other moves --------------------------------------------------------------------------
@@ -876,6 +874,11 @@ impl Oracle {
 }
 
 /// Whether an attempt that ended so uses one up: not when it was given back, cancelled or never run.
+/// For how long the key of a job that has succeeded names it.
+fn key_ms(main: &Job) -> u64 {
+    main.policy.key_ttl_ms.unwrap_or(main.policy.retention_ms)
+}
+
 fn counts(outcome: AttemptEnd) -> bool {
     match outcome {
         AttemptEnd::Succeeded | AttemptEnd::Failed | AttemptEnd::LeaseExpired | AttemptEnd::TimedOut => true,
