@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use leasehold_core::JobId;
 use leasehold_core::ids::GroupId;
+use leasehold_core::store::SCORE_MAX;
 
 use crate::focus::{call_of, mentions};
 use crate::setup::SECOND;
@@ -121,7 +122,14 @@ fn holders(trace: &[Entry], subjects: &BTreeSet<String>) -> BTreeSet<String> {
         let (_, rest) = entry.text.split_once(" put slot/")?;
         rest.split_once('=').map(|(key, _)| format!("slot/{key}"))
     };
-    trace.iter().rev().filter(granted).filter_map(slot).take(GRANTS).collect()
+    // A slot that was asked for without a name has a drawn one, by which its answer tells it.
+    let drawn = |key: &String| {
+        let name = key.rsplit('/').next()?;
+        (name.len() == 16 && name.bytes().all(|b| b.is_ascii_hexdigit())).then(|| name.to_owned())
+    };
+    let slots: Vec<String> = trace.iter().rev().filter(granted).filter_map(slot).take(GRANTS).collect();
+    let names: Vec<String> = slots.iter().filter_map(drawn).collect();
+    slots.into_iter().chain(names).collect()
 }
 
 /// Grants of a pool that are followed.
@@ -258,6 +266,9 @@ impl Aliases {
         if word.parse::<JobId>().is_ok() {
             return format!("J{}", nth(&mut self.jobs, word));
         }
+        if word.parse() == Ok(SCORE_MAX) {
+            return "max".to_owned();
+        }
         if word.len() == 16
             && let Some(us) = word.parse::<u64>().ok().and_then(|clock| clock.checked_sub(EPOCH))
         {
@@ -325,7 +336,10 @@ mod tests {
         let about = BTreeSet::from(["x".to_owned()]);
         assert_eq!(slice(&trace, &about, 30).len(), 4);
         let picture = picture(&trace, &about, 30);
-        assert!(picture.contains("o---X    |op 7: will") && picture.contains("|    X---oop 7: its"), "{picture}");
+        assert!(
+            picture.contains("o---X    |        op 7: will") && picture.contains("|   X----o        op 7: its"),
+            "{picture}"
+        );
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use leasehold_core::replica::Mark;
 use leasehold_core::request::{CreateGroup, Held};
-use leasehold_core::store::{Answer, Commit, Guard, ScoreAt, StoreError, Txn, Write, keys};
-use leasehold_core::{Outcome, Request, Response, StoreAnswer, StoreOp};
+use leasehold_core::store::{Answer, Commit, Guard, ScoreAt, StoreError, Txn, Version, Write, keys};
+use leasehold_core::{Name, Outcome, Request, Response, StoreAnswer, StoreOp};
 
 use crate::calls::{Caller, Heard};
 use crate::focus::Focus;
@@ -330,7 +330,16 @@ fn transaction(txn: &Txn, answer: &Answer) -> String {
         .filter_map(|w| match w {
             Write::Add { index, member, score, raise } => {
                 let sign = if *raise { "^" } else { "+" };
-                Some((0, format!("{index}{sign}{member}@{}", at(score))))
+                let what = match keys::holder_of(member) {
+                    None => member.to_string(),
+                    // A holder has a member for each of its units.
+                    Some((_, _, unit)) if unit > 1 => return None,
+                    Some((holder, nonce, _)) => {
+                        let units = txn.writes.iter().filter(|w| is_unit(w, index, &holder, nonce)).count();
+                        format!("{holder} of {units}")
+                    }
+                };
+                Some((0, format!("{index}{sign}{what}@{}", at(score))))
             }
             Write::Put { key, version, .. } => Some((1, format!("put {key}={version:?}"))),
             Write::Expire(key, expiry) => Some((2, format!("expire {key} {expiry:?}"))),
@@ -344,6 +353,11 @@ fn transaction(txn: &Txn, answer: &Answer) -> String {
     let take = txn.take.as_ref().map_or_else(String::new, |t| format!("take {} of {} indexes ", t.n, t.from.len()));
     let writes = if writes.is_empty() && take.is_empty() { "nothing".to_owned() } else { writes.join(" ") };
     format!("{}: {take}{writes} if [{}] by {}", verdict(txn, answer), guards.join(", "), txn.valid_until)
+}
+
+fn is_unit(write: &Write, of: &Name, holder: &Name, nonce: Version) -> bool {
+    let Write::Add { index, member, .. } = write else { return false };
+    index == of && keys::holder_of(member).is_some_and(|(by, under, _)| by == *holder && under == nonce)
 }
 
 fn guard(guard: &Guard) -> String {
