@@ -7,12 +7,14 @@
 //! Reading order: [`setup`] (what a seed draws), [`world`] (the event loop), [`replicas`], [`links`] and
 //! [`store`] (what happens to what a replica says), [`faults`], [`clients`], [`owners`] of groups and [`workers`] (the load),
 //! [`oracle`] (what must hold), [`liveness`] (the phases of a run), [`scenarios`] (scripted worlds), [`sweep`] (every
-//! fault at every place of them), [`scope`] (small worlds, exhaustively).
+//! fault at every place of them), [`scope`] (small worlds, exhaustively), [`pairs`] (runs that must come to the same),
+//! [`corrupt`] (whether the oracle objects).
 
 pub mod aim;
 pub mod calls;
 pub mod choices;
 pub mod clients;
+pub mod corrupt;
 pub mod declared;
 pub mod explain;
 pub mod faults;
@@ -22,6 +24,7 @@ pub mod links;
 pub mod liveness;
 pub mod oracle;
 pub mod owners;
+pub mod pairs;
 pub mod picture;
 pub mod plan;
 pub mod replicas;

@@ -404,7 +404,10 @@ impl World {
             let Some(answer) = reply.answers.pop() else { continue };
             given.push(txn.clone());
             self.say_txn(r, txn, &answer);
-            let checked = self.oracle.commit(&self.store.model, txn, &answer, &mut self.ledger);
+            let checked = match self.corruption {
+                None => self.oracle.commit(&self.store.model, txn, &answer, &mut self.ledger),
+                Some(_) => self.tell_commit(txn, &answer),
+            };
             match answer {
                 Answer::Applied { .. } => self.counts.txns_applied += 1,
                 _ => self.counts.txns_refused += 1,
@@ -489,7 +492,9 @@ impl World {
         let (epoch, request) = (host.epoch, (*found.request).clone());
         self.digest.add(&request);
         self.meets(call, clock);
-        self.oracle.arrives(&self.ledger, call);
+        if !self.arrives_untold(call) {
+            self.oracle.arrives(&self.ledger, call);
+        }
         self.input(r, epoch, Input::Request { id: RequestId(u64::from(call)), request });
     }
 

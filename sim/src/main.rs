@@ -40,6 +40,10 @@ USAGE
   sim explain DIR [--focus WHAT] [--until EVENT]
                                  what --out wrote: the report, whether it still breaks so, what led to it, and the
                                  world before and after
+  sim corrupt --seeds A..B       each seed told to the oracle with one place wrong, at many places: which
+                                 promise objects
+  sim pairs --seeds A..B         runs without faults that differ in one thing, as batching, replicas or clocks:
+                                 what comes of the work must be the same
   sim replay FILE [--trace] [--focus TEXT] [--until STEP] [--only STEP] [--against PROGRAM]
                                  what a server recorded (`leasehold --record`): every output must come again
 
@@ -94,6 +98,8 @@ struct Args {
     sweep: bool,
     exhaust: bool,
     soak: bool,
+    corrupt: bool,
+    in_pairs: bool,
     replay: Option<PathBuf>,
     explain: Option<PathBuf>,
     show: Show,
@@ -154,6 +160,8 @@ fn parse() -> Result<Option<Args>, String> {
             Value(word) if word == "sweep" => args.sweep = true,
             Value(word) if word == "exhaust" => args.exhaust = true,
             Value(word) if word == "soak" => args.soak = true,
+            Value(word) if word == "corrupt" => args.corrupt = true,
+            Value(word) if word == "pairs" => args.in_pairs = true,
             Value(word) if word == "replay" => args.replay = Some(parser.value().map_err(text)?.into()),
             Value(word) if word == "explain" => args.explain = Some(parser.value().map_err(text)?.into()),
             Long("only") => args.show.only = Some(parser.value().map_err(text)?.parse().map_err(text)?),
@@ -220,6 +228,16 @@ fn go(args: &Args) -> u8 {
     }
     if let Some(folder) = &args.explain {
         return explain(args, folder);
+    }
+    if args.corrupt
+        && let Some((from, to)) = args.seeds
+    {
+        return sim::corrupt::run(from, to, threads(args));
+    }
+    if args.in_pairs
+        && let Some((from, to)) = args.seeds
+    {
+        return sim::pairs::run_seeds(from, to, threads(args));
     }
     match (args.seeds, args.seed, &args.plan) {
         (Some((from, to)), None, None) => many(args, from, to),

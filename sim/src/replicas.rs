@@ -82,6 +82,7 @@ impl World {
             started: self.now,
             drift_ppm: if drift_ppm > drift as i64 { drift as i64 - drift_ppm } else { drift_ppm },
             undisturbed_since: self.now,
+            stepped: self.setup.clocks_from_us * (r as u64 + 1),
             tape: self.taping.then(|| Box::new(Tape::new(r, epoch, &self.setup.config, seed))),
             ..Host::default()
         };
@@ -282,7 +283,9 @@ impl World {
         }
         self.store.tick(self.now);
         let answers = self.hosts[r].answers;
-        let checked = self.oracle.reply(&self.store.model, &mut self.ledger, call, &outcome, answers, self.now);
+        let other = self.corrupt_reply(call, &outcome);
+        let told = other.as_ref().unwrap_or(&outcome);
+        let checked = self.oracle.reply(&self.store.model, &mut self.ledger, call, told, answers, self.now);
         self.hold(checked);
         if let Some(call) = self.ledger.get_mut(call) {
             call.replied = true;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use leasehold_core::replica::Mark;
 
 use crate::choices::Drawn;
+use crate::corrupt::Corruption;
 use crate::explain;
 use crate::oracle::{self, Promise, Violation};
 use crate::picture;
@@ -50,6 +51,8 @@ pub struct Outcome {
     pub tried: Box<Tables>,
     /// How the world stood, if that was to be written down.
     pub watch: Option<Box<Watch>>,
+    /// What the oracle was told wrongly, if that was asked for.
+    pub corruption: Option<Box<Corruption>>,
 }
 
 /// How a plan is run.
@@ -62,11 +65,13 @@ pub struct Options {
     pub tape: bool,
     /// The world is written down as well.
     pub watch: Option<Box<Watch>>,
+    /// The oracle is told something wrong.
+    pub corruption: Option<Corruption>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { trace: Trace::default(), until: u64::MAX, record: false, tape: false, watch: None }
+        Options { trace: Trace::default(), until: u64::MAX, record: false, tape: false, watch: None, corruption: None }
     }
 }
 
@@ -128,6 +133,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
     world.blind.clone_from(&plan.blind);
     oracle::blind(&plan.blind);
     world.watch.clone_from(&options.watch);
+    world.corruption = options.corruption.clone().map(Box::new);
     if let Some(address) = &plan.store {
         match Twin::open(address, plan.seed) {
             Ok(twin) => world.store.twin = Some(Arc::new(Mutex::new(twin))),
@@ -139,6 +145,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
         let theirs = world.store.beside(|twin, model| twin.end(model));
         world.agree(theirs);
     }
+    world.close_corruption();
     // What broke after the last event has no event of its own.
     world.watch_end();
     let panicked = ran.err().map(|cause| {
@@ -161,6 +168,7 @@ pub fn run_with(plan: &Plan, options: &Options) -> Outcome {
         tapes: world.tapes.drain(..).chain(world.hosts.iter_mut().filter_map(|h| h.tape.take()).map(|t| *t)).collect(),
         trace: std::mem::take(&mut world.trace.kept),
         watch: world.watch,
+        corruption: world.corruption.take(),
         counts: world.counts,
         marks: world.marks,
     }

@@ -141,6 +141,8 @@ pub struct Setup {
     pub chaos_every_us: u64,
     /// Parts per million by which replicas' clocks are off, at most.
     pub drift_ppm: u64,
+    /// What the first replica's clock shows when it starts; the second's twice as much, and so on.
+    pub clocks_from_us: u64,
     /// Whether the run goes on until all retention has passed.
     pub tail: bool,
     /// Random clients, workers, operator and chaos; scripts run without.
@@ -170,6 +172,7 @@ impl Setup {
             manners: Manners::default(),
             chaos_every_us: 0,
             drift_ppm: 0,
+            clocks_from_us: 0,
             tail: false,
             random: false,
         }

@@ -16,6 +16,7 @@ use crate::aim::Aim;
 use crate::calls::{CallId, Caller, Heard, Ledger};
 use crate::choices::{Choices as _, Seeded, Topic};
 use crate::clients::{Client, Operator};
+use crate::corrupt::Corruption;
 use crate::declared::Declared;
 use crate::fold::Digest;
 use crate::links::Links;
@@ -226,6 +227,8 @@ pub struct World {
     pub strikes: Strikes,
     /// The operation that a fault lies in wait for.
     pub aim: Option<Aim>,
+    /// What the oracle is told wrongly, where it is being tried.
+    pub corruption: Option<Box<Corruption>>,
     /// The run is stopped after so many events.
     pub until: u64,
 }
@@ -261,6 +264,7 @@ impl World {
             watch: None,
             strikes: Strikes::default(),
             aim: None,
+            corruption: None,
             until: u64::MAX,
             heap: BinaryHeap::new(),
             seq: 0,

@@ -236,6 +236,8 @@ pub(crate) struct Touched {
     pub jobs: BTreeMap<JobId, Facts>,
     pub groups: BTreeMap<GroupId, GroupFacts>,
     pub keys: BTreeMap<Name, Option<Rec<KeyRecord>>>,
+    /// Something was not as the last change had left it.
+    pub gap: Option<String>,
 }
 
 /// Everything about jobs and groups, as the store has it.
@@ -267,6 +269,15 @@ impl GroupFacts {
         }
     }
 
+    fn score(&self, index: Index) -> Option<Score> {
+        match index {
+            Index::GroupsDue => self.due,
+            Index::GroupsOpen => self.open,
+            Index::GroupsEnded => self.ended,
+            _ => None,
+        }
+    }
+
     fn enter(&mut self, index: Index, score: Option<Score>) {
         match index {
             Index::GroupsDue => self.due = score,
@@ -286,6 +297,32 @@ fn companion(key: &Name) -> Option<(&'static str, JobId)> {
 }
 
 impl Facts {
+    /// Version and expiry of a record.
+    fn version(&self, prefix: &str) -> Option<(Version, Option<Clock>)> {
+        fn of<T>(record: Option<&Rec<T>>) -> Option<(Version, Option<Clock>)> {
+            record.map(|r| (r.version, r.expiry))
+        }
+        match prefix {
+            "job" => of(self.main.as_ref()),
+            "lease" => of(self.lease.as_ref()),
+            "history" => of(self.history.as_ref()),
+            "progress" => of(self.progress.as_ref()),
+            "payload" => of(self.payload.as_ref()),
+            _ => of(self.result.as_ref()),
+        }
+    }
+
+    fn score(&self, index: Index) -> Option<Score> {
+        match index {
+            Index::Status(place) => self.places.iter().find(|(p, _)| *p == place).map(|(_, score)| *score),
+            Index::Leases => self.leases,
+            Index::Due => self.due,
+            Index::Ttl => self.ttl,
+            Index::Book(_, book) => self.books.iter().find(|(b, _)| *b == book).map(|(_, score)| *score),
+            _ => None,
+        }
+    }
+
     fn record(&mut self, prefix: &str, stored: Option<&Stored>) {
         match prefix {
             "job" => self.main = read(stored, |b| codec::decode::<Job>(b).ok().map(Arc::new)),
@@ -328,9 +365,12 @@ impl Facts {
 
 impl Oracle {
     /// Takes over what a transaction changed; returns how it was before.
-    pub(super) fn follow(&mut self, effects: &Effects) -> Touched {
+    pub(super) fn follow(&mut self, effects: &Effects, clock: Clock) -> Touched {
         let mut touched = Touched::default();
         for change in &effects.changes {
+            if let Some(gap) = self.gap(change, clock) {
+                touched.gap.get_or_insert(gap);
+            }
             match change {
                 Change::Record { key, new, .. } => self.follow_record(key, new.as_ref(), &mut touched),
                 Change::Member { index, member, old, new } => {
@@ -352,6 +392,44 @@ impl Oracle {
         }
         self.tally_touched(&mut touched);
         touched
+    }
+
+    /// What a change says was there, if that is not what the last one left.
+    fn gap(&mut self, change: &Change, clock: Clock) -> Option<String> {
+        match change {
+            Change::Record { key, old, .. } => {
+                let known = if let Some((prefix, job)) = companion(key) {
+                    self.jobs.get(&job).and_then(|t| t.facts.version(prefix))
+                } else if let Some((group, is_mark)) = of_group(key) {
+                    self.groups.get(&group).and_then(|t| match is_mark {
+                        true => t.facts.mark.map(|version| (version, None)),
+                        false => t.facts.main.as_ref().map(|r| (r.version, r.expiry)),
+                    })
+                } else {
+                    return None;
+                };
+                // What has expired the store may have collected.
+                let known = known.filter(|(_, expiry)| old.is_some() || expiry.is_none_or(|e| e > clock));
+                let (known, old) = (known.map(|(version, _)| version), old.as_ref().map(|s| s.version));
+                (known != old).then(|| format!("{key} was {known:?} and is found to be {old:?}"))
+            }
+            Change::Member { index, member, old, .. } => {
+                let at = self.indexes.of(index);
+                let known = match at {
+                    Index::Other => return None,
+                    Index::GroupsDue | Index::GroupsOpen | Index::GroupsEnded => {
+                        let facts = keys::group_of(member).and_then(|group| self.groups.get(&group)).map(|t| &t.facts);
+                        facts.and_then(|f| f.score(at))
+                    }
+                    Index::Quarantine => return None,
+                    _ => {
+                        let facts = keys::job_of(member).and_then(|job| self.jobs.get(&job)).map(|t| &t.facts);
+                        facts.and_then(|f| f.score(at))
+                    }
+                };
+                (known != *old).then(|| format!("{member} in {index} was @{known:?} and is found @{old:?}"))
+            }
+        }
     }
 
     fn touch(&mut self, job: JobId, touched: &mut Touched) -> &mut Facts {

@@ -19,8 +19,10 @@ mod pool_replies;
 mod pools;
 mod replies;
 mod states;
+mod store;
 #[cfg(test)]
 mod tests;
+mod views;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -351,8 +353,14 @@ impl Oracle {
         self.outlived = txn.valid_until < self.newest;
         let clock = model.clock();
         let effects = model.last_effects();
-        let touched = self.follow(effects);
+        let touched = self.follow(effects, clock);
         self.remember(touched.jobs.keys().copied().collect());
+        if let Some(gap) = touched.gap {
+            return broken(Promise::AckedNeverLost, format!("the store changed without a commit: {gap}"));
+        }
+        if let Some(undone) = store::undone(model, txn, taken) {
+            return broken(Promise::HonestReplies, format!("a transaction was not applied, as it was said: {undone}"));
+        }
         self.follow_upstreams(effects);
         self.follow_cut(&touched);
         self.judge_pools(effects, clock, ledger)?;

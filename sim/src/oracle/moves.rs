@@ -315,6 +315,17 @@ impl Oracle {
         if let Some(found) = ledger.item_mut(item) {
             found.granted.push(job);
         }
+        let most = match ledger.request(item) {
+            Some(Request::Claim(claim)) => claim.max,
+            Some(Request::Dispatch(asked)) => asked.max,
+            _ => usize::MAX,
+        };
+        if self.granted(item, ledger).len() >= most && !self.rewound {
+            return broken(
+                Promise::HonestReplies,
+                format!("call {} was leased more than the {most} asked for", item.call),
+            );
+        }
         let high = track.facts.leases.unwrap_or(0);
         track.grants.push(Grant { token, by: Some(item), high, told_until: 0, told_to: None, raised: false });
         event(track, Kind::Claimed);
@@ -805,6 +816,19 @@ impl Oracle {
             false,
             |r| matches!(r, Request::Heartbeat(b) if b.held.token == Some(token)),
         )
+    }
+
+    /// Jobs that are leased to a request now and that it has to hand out: not those with a queue deadline, which may
+    /// have passed when they were taken.
+    pub(super) fn granted(&self, item: ItemRef, ledger: &Ledger) -> BTreeMap<JobId, Token> {
+        let granted = ledger.item(item).map(|i| i.granted.as_slice()).unwrap_or_default();
+        let leased = |job: &JobId| {
+            let track = self.jobs.get(job).filter(|t| !t.disturbed)?;
+            track.submit.as_ref().filter(|s| s.queue_ttl_ms.is_none())?;
+            let grant = track.grants.last().filter(|g| g.by == Some(item))?;
+            (track.facts.token() == Some(grant.token)).then_some((*job, grant.token))
+        };
+        granted.iter().filter_map(leased).collect()
     }
 
     // --- causes -------------------------------------------------------------------------------

@@ -47,8 +47,10 @@ impl Oracle {
     ) -> Result<(), Violation> {
         let lie = |why: &str| lied(w, request, outcome, why);
         let (rewound, clock_back, clock) = (self.rewound, self.clock_back, w.clock);
-        if matches!((request, response), (Request::Pools, Response::Pools(_))) {
-            return Ok(());
+        if let (Request::Pools, Response::Pools(pools)) = (request, response) {
+            let was = |f: &PoolFacts| f.was(true, w.from.change) || f.disturbed || rewound;
+            let were = pools.iter().all(|view| self.pools.get(&view.name).is_some_and(was));
+            return if were { Ok(()) } else { lie("there never was such a pool") };
         }
         if let (Request::Acquire(_), Response::Slot { declared: true, .. }) = (request, response) {
             // What it is worth the world judges: it knows who could reach the store.
@@ -105,7 +107,8 @@ impl Oracle {
             (Request::SetPool(_) | Request::Pool { .. }, Response::Pool(view)) => {
                 let there = facts.was(true, w.from.change) || facts.disturbed || rewound;
                 let more = view.batch_in_use > view.in_use && !facts.disturbed;
-                if !there || more { lie("the pool never was so") } else { Ok(()) }
+                let another = pool_of(request) != Some(&view.name);
+                if !there || more || another { lie("the pool never was so") } else { Ok(()) }
             }
             (Request::DeletePool { .. }, Response::PoolDeleted) => {
                 let gone = facts.was(false, w.from.change) || rewound;

@@ -123,6 +123,27 @@ impl PoolFacts {
         self.alive.get(&class).and_then(|a| a.get(member)).is_some_and(|end| *end > clock)
     }
 
+    fn index(&self, of: Of) -> Option<&BTreeMap<Name, Score>> {
+        match of {
+            Of::Holders => Some(&self.holders),
+            Of::Batch => Some(&self.batch),
+            Of::Waiting(class) => self.waiting.get(&class),
+            Of::Alive(class) => self.alive.get(&class),
+        }
+    }
+
+    /// Version and expiry of a slot's record, or of the pool's own.
+    fn version(&self, slot: Option<&Name>) -> Option<(Version, Option<Clock>)> {
+        match slot {
+            Some(member) => self.slots.get(member).map(|r| (r.version, r.expiry)),
+            None => self.record.as_ref().map(|r| (r.version, r.expiry)),
+        }
+    }
+
+    fn score(&self, of: Of, member: &Name) -> Option<Score> {
+        self.index(of)?.get(member).copied()
+    }
+
     fn enter(&mut self, of: Of, member: &Name, score: Option<Score>) {
         match of {
             Of::Holders => set(&mut self.holders, member, score),
@@ -240,16 +261,29 @@ impl Oracle {
             let facts = self.pools.entry(pool.clone()).or_default();
             let moved = moves.entry(pool).or_insert_with(|| Moves { before: facts.clone(), ..Moves::default() });
             match change {
-                Change::Record { new, .. } => {
+                Change::Record { key, old, new } => {
                     let member = record.flatten();
+                    let known = facts
+                        .version(member.as_ref())
+                        .filter(|(_, end)| old.is_some() || end.is_none_or(|e| e > clock));
+                    let (known, old) = (known.map(|(version, _)| version), old.as_ref().map(|s| s.version));
+                    if known != old {
+                        let what = format!("{key} was {known:?} and is found to be {old:?}");
+                        return broken(Promise::AckedNeverLost, format!("the store changed without a commit: {what}"));
+                    }
                     if let Some(member) = &member {
                         moved.records.push((member.clone(), facts.slots.get(member).cloned()));
                         moved.touched.insert(member.clone());
                     }
                     facts.take(member.as_ref(), new.as_ref(), self.change);
                 }
-                Change::Member { member, old, new, .. } => {
+                Change::Member { index, member, old, new } => {
                     let Some(of) = of else { continue };
+                    let known = facts.score(of, member);
+                    if known != *old {
+                        let what = format!("{member} in {index} was @{known:?} and is found @{old:?}");
+                        return broken(Promise::AckedNeverLost, format!("the store changed without a commit: {what}"));
+                    }
                     facts.enter(of, member, *new);
                     let slot = match of {
                         Of::Holders => {
@@ -528,10 +562,30 @@ impl Oracle {
                     object(Promise::BooksBalance, format!("pool {name}: {member} {what}"))?;
                 }
             }
-            let has = |index: Name| model.books().get(&index).map_or(0, leasehold_core::store::index::Index::len);
-            if has(keys::holders(name)) as usize != facts.holders.len() {
-                object(Promise::BooksBalance, format!("pool {name}: the oracle has lost count of its holders"))?;
+        }
+        // Every record and index of every pool is what the commits made of it.
+        for (key, stored) in [b"slot/", b"pool/"].into_iter().flat_map(|prefix| model.records(prefix)) {
+            let Some((pool, member)) = record_of(key) else { continue };
+            let known = self.pools.get(&pool).and_then(|f| f.version(member.as_ref()));
+            if known.map(|(version, _)| version) != Some(stored.version) {
+                return broken(Promise::AckedNeverLost, format!("{key} changed without a commit: it was {known:?}"));
             }
+        }
+        let mut known = 0;
+        for (index, members) in model.books().iter() {
+            let Some((pool, of)) = index_of(index) else { continue };
+            known += members.len();
+            let facts = self.pools.get(&pool).and_then(|facts| facts.index(of));
+            let same = facts.is_some_and(|f| f.iter().map(|(m, s)| (m, *s)).eq(by_name(members)));
+            if !same {
+                let what = format!("{index} changed without a commit: {facts:?}");
+                return broken(Promise::AckedNeverLost, what);
+            }
+        }
+        let maps = |f: &PoolFacts| f.waiting.values().chain(f.alive.values()).map(BTreeMap::len).sum::<usize>();
+        let all: usize = self.pools.values().map(|f| f.holders.len() + f.batch.len() + maps(f)).sum();
+        if all != known {
+            return broken(Promise::AckedNeverLost, format!("pools have {known} entries, and the commits left {all}"));
         }
         Ok(())
     }
@@ -657,6 +711,11 @@ impl Oracle {
         }
         left
     }
+}
+
+/// The members of an index, in the order of their names.
+fn by_name(members: &leasehold_core::store::index::Index) -> impl Iterator<Item = (&Name, Score)> {
+    members.iter().collect::<BTreeMap<&Name, Score>>().into_iter()
 }
 
 /// Whether the slot that a call asked for has a name of the server's, which nobody else knows.

@@ -90,6 +90,11 @@ impl Oracle {
         {
             return lied(w, request, outcome, "said not to be applied, but it was");
         }
+        if let (Ok(response), false) = (outcome, disturbed)
+            && let Err(why) = self.judge_shown(w, request, response)
+        {
+            return lied(w, request, outcome, why);
+        }
         match outcome {
             Ok(response) => self.judge_ok(w, request, response, outcome, ledger, disturbed)?,
             Err(failure) if !disturbed => self.judge_failure(w, request, failure, outcome)?,
@@ -209,8 +214,10 @@ impl Oracle {
                 request,
                 outcome,
             ),
-            (Request::Release(held), Response::Released { .. }) => {
-                self.judge_ended_by(w, held.job, held.token, AttemptEnd::Released, None, request, outcome)
+            (Request::Release(held), Response::Released { status }) => {
+                self.judge_ended_by(w, held.job, held.token, AttemptEnd::Released, None, request, outcome)?;
+                let ended = self.jobs.get(&held.job).and_then(|t| t.ended.iter().find(|e| Some(e.token) == held.token));
+                if ended.is_some_and(|e| e.status != *status) { lie("it went elsewhere") } else { Ok(()) }
             }
             (Request::Heartbeat(beat), Response::Beat { lease_expires_at, cancel_requested }) => {
                 self.judge_beat(w, beat, *lease_expires_at, *cancel_requested, request, outcome)
@@ -302,9 +309,6 @@ impl Oracle {
         if jobs.len() > claim.max {
             return lied(w, request, outcome, "more than asked for");
         }
-        if jobs.is_empty() {
-            return self.judge_empty(w, claim, request, outcome, ledger);
-        }
         let mut seen = BTreeSet::new();
         let mut order = Vec::new();
         for leased in jobs {
@@ -319,7 +323,11 @@ impl Oracle {
         if !keys.is_sorted() && !self.damaged && !self.rewound {
             object(Promise::Priority, format!("a claim's jobs are out of order: {keys:?}"))?;
         }
-        Ok(())
+        let kept = self.granted(w.item, ledger).into_keys().find(|job| !seen.contains(job));
+        if let (Some(job), false) = (kept, self.rewound || self.damaged) {
+            return lied(w, request, outcome, format!("job {job} is leased to it and was not handed out"));
+        }
+        if jobs.is_empty() { self.judge_empty(w, claim, request, outcome, ledger) } else { Ok(()) }
     }
 
     /// Judges one job that is handed out; returns the score it stood at.
