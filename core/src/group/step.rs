@@ -244,7 +244,8 @@ impl Step {
                 }
                 Ok(None) => {
                     some = true;
-                    let guards = vec![as_read(keys::lease(id), lease)];
+                    // Done again when the group is final it would mark it.
+                    let guards = vec![as_read(keys::lease(id), lease), Guard::At(keys::group(seen.id), group_version)];
                     let own = cx.make.version();
                     self.draft(Did::Cancelled, moves::lost(id, Some(Home::from(group)), &[], guards, own));
                 }

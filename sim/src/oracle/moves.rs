@@ -153,8 +153,10 @@ impl Oracle {
             other => return broken(Promise::HonestReplies, format!("job {job} was created by {other:?}")),
         };
         self.applied(item, ledger, &job, "submit", track.disturbed)?;
+        // With the record of the first went the evidence that there was one.
+        let forgot = || self.damaged && self.jobs.values().any(|t| t.by == Some(item) && t.damaged);
         let excused = self.rewound || self.outlived || track.disturbed;
-        if !excused && ledger.item(item).is_some_and(|i| i.effects > 1) {
+        if !excused && ledger.item(item).is_some_and(|i| i.effects > 1) && !forgot() {
             object(Promise::HonestReplies, format!("one submit created a second job, {job}"))?;
         }
         track.by = Some(item);
@@ -320,7 +322,9 @@ impl Oracle {
             Some(Request::Dispatch(asked)) => asked.max,
             _ => usize::MAX,
         };
-        if self.granted(item, ledger).len() >= most && !self.rewound {
+        // Whoever lost the evidence of what it took takes again.
+        let forgot = ledger.request(item).is_some_and(|request| self.receipt_lost(request));
+        if self.granted(item, ledger).len() >= most && !self.rewound && !forgot {
             return broken(
                 Promise::HonestReplies,
                 format!("call {} was leased more than the {most} asked for", item.call),

@@ -1,6 +1,7 @@
 //! honest-replies: every answer must have been true at some instant between request and answer.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use leasehold_core::ids::GroupId;
 use leasehold_core::job::record::{AttemptEnd, Owner, Status};
@@ -323,7 +324,14 @@ impl Oracle {
         if !keys.is_sorted() && !self.damaged && !self.rewound {
             object(Promise::Priority, format!("a claim's jobs are out of order: {keys:?}"))?;
         }
-        let kept = self.granted(w.item, ledger).into_keys().find(|job| !seen.contains(job));
+        // Where a second commit sets the end of its lease, and what became of it was not known in its time, a job is
+        // left to lapse.
+        let doubtful = |job: &JobId| {
+            let submit = self.jobs.get(job).and_then(|t| t.submit.as_ref());
+            let own = |s: &Arc<Submit>| s.lease_ms.or(s.run_timeout_ms).or(s.progress_timeout_ms).is_some();
+            submit.is_some_and(own) && w.clock.saturating_sub(w.from.clock) > leasehold_core::limits::VALID / 2
+        };
+        let kept = self.granted(w.item, ledger).into_keys().find(|job| !seen.contains(job) && !doubtful(job));
         if let (Some(job), false) = (kept, self.rewound || self.damaged) {
             return lied(w, request, outcome, format!("job {job} is leased to it and was not handed out"));
         }
