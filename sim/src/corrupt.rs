@@ -48,12 +48,12 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A transaction that was applied: the oracle is not told of it. A slot that it granted then comes from nowhere.
-    Untold "commit-untold": AckedNeverLost HonestReplies OneLiveLease SlotNotResurrected;
+    /// A transaction that was applied: the oracle is not told of it.
+    Untold "commit-untold": AckedNeverLost HonestReplies OneLiveLease Priority SlotNotResurrected;
     /// A transaction that was applied: it was not, and everybody is told that it was.
     Unapplied "commit-unapplied": HonestReplies;
     /// A transaction that was applied: it is applied once more, whatever its guards say.
-    Twice "commit-twice": HonestReplies Priority FinalizedOnce ForwardOnly;
+    Twice "commit-twice": HonestReplies Priority FinalizedOnce ForwardOnly LimitHeld;
     /// A transaction with an event for the audit log: without it.
     EventDropped "event-dropped": HonestReplies FinalizedOnce;
     /// A request reaches its replica: the oracle is not told of it.
@@ -420,11 +420,12 @@ fn about(request: &Request) -> String {
         Request::Heartbeat(Beat { held, .. }) | Request::Release(held) => held.job.to_string(),
         Request::Complete(complete) => complete.held.job.to_string(),
         Request::Fail(fail) => fail.held.job.to_string(),
-        Request::Queue { tenant, queue }
-        | Request::SetQueue { tenant, queue, .. }
-        | Request::Pause { tenant, queue, .. }
-        | Request::Resume { tenant, queue }
-        | Request::Purge { tenant, queue, .. } => format!("{tenant} {queue}"),
+        // A queue is shown without its tenant.
+        Request::Queue { queue, .. }
+        | Request::SetQueue { queue, .. }
+        | Request::Pause { queue, .. }
+        | Request::Resume { queue, .. }
+        | Request::Purge { queue, .. } => queue.clone(),
         Request::Queues { tenant } | Request::Events { tenant, .. } => tenant.clone(),
         Request::ExtendGroup { group, .. }
         | Request::SealGroup { group, .. }

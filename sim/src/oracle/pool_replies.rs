@@ -184,6 +184,12 @@ fn judge_had(
     let Some(held) = held else {
         return Err((Promise::HonestReplies, "it was not granted".into()));
     };
+    if (held.slot.class, held.slot.cost) != (asked.class, asked.cost) {
+        return Err((Promise::HonestReplies, "it is another slot than was asked for".into()));
+    }
+    if asked.slot.as_ref().is_some_and(|name| *name != id.slot) {
+        return Err((Promise::HonestReplies, "it has another name".into()));
+    }
     if excused {
         held.told.insert(w.item.call);
         return Ok(());
@@ -193,12 +199,6 @@ fn judge_had(
     }
     if !held.ends.contains(&expires_at) {
         return Err((Promise::HonestReplies, "it does not end then".into()));
-    }
-    if (held.slot.class, held.slot.cost) != (asked.class, asked.cost) {
-        return Err((Promise::HonestReplies, "it is another slot than was asked for".into()));
-    }
-    if asked.slot.as_ref().is_some_and(|name| *name != id.slot) {
-        return Err((Promise::HonestReplies, "it has another name".into()));
     }
     if asked.slot.is_none() && !held.told.is_empty() {
         return Err((Promise::LimitHeld, "it was handed out twice".into()));
