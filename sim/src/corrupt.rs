@@ -48,8 +48,8 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A transaction that was applied: the oracle is not told of it.
-    Untold "commit-untold": AckedNeverLost HonestReplies OneLiveLease Priority SlotNotResurrected;
+    /// A transaction that was applied: the oracle is not told of it. It may wait for a job that has ended.
+    Untold "commit-untold": AckedNeverLost HonestReplies OneLiveLease Priority SlotNotResurrected EventuallyDone;
     /// A transaction that was applied: it was not, and everybody is told that it was.
     Unapplied "commit-unapplied": HonestReplies;
     /// A transaction that was applied: it is applied once more, whatever its guards say.
@@ -550,6 +550,8 @@ fn excuse(kind: Kind, what: &str) -> Option<&'static str> {
             Some("no answer depends on it, and it is not followed")
         }
         (Kind::Untold, "hold" | "probe") => Some("a hold only forbids"),
+        (Kind::Untold, "queue") => Some("of a queue's settings only the pause is followed"),
+        (Kind::Untold, "slot") => Some("what remains of a slot that is over ends by itself"),
         (Kind::RefusedOk, "release slot") => Some("what is not held any more is given back"),
         (Kind::RefusedOk | Kind::Misdelivered, "list") => Some("whether a list is whole is not followed"),
         (Kind::RefusedOk | Kind::Misdelivered, "why") => Some("how many are before a job is not followed"),
