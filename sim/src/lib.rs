@@ -7,7 +7,7 @@
 //! Reading order: [`setup`] (what a seed draws), [`world`] (the event loop), [`replicas`], [`links`] and
 //! [`store`] (what happens to what a replica says), [`faults`], [`clients`], [`owners`] of groups and [`workers`] (the load),
 //! [`oracle`] (what must hold), [`liveness`] (the phases of a run), [`scenarios`] (scripted worlds), [`sweep`] (every
-//! fault at every place of them), [`scope`] (small worlds, exhaustively), [`pairs`] (runs that must come to the same),
+//! fault at every place of them), [`aim`] and [`tables`] (that nothing is left untried), [`scope`] (small worlds, exhaustively), [`pairs`] (runs that must come to the same),
 //! [`corrupt`] (whether the oracle objects).
 
 pub mod aim;
