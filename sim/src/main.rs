@@ -491,6 +491,7 @@ fn soak(args: &Args) -> u8 {
         Ok(record) => record,
         Err(error) => return told("cannot go on from", error),
     };
+    record.begin();
     let go_on = AtomicBool::new(false);
     let mut digests = Vec::new();
     run_seeds(args, record.next, record.next + SOAK_DETERMINISM, &go_on, &mut |o| {

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::report::{Broken, MARKS, Soak};
+use crate::report::{self, Broken, MARKS, Soak};
 use crate::setup::SECOND;
 
 /// The state that a run goes on from, in its folder.
@@ -23,6 +23,8 @@ pub struct Record {
     pub next: u64,
     pub took: Duration,
     pub soak: Soak,
+    /// Who ran them: from which seed on, the commit of the tree, and the build.
+    pub builds: Vec<(u64, String, String)>,
 }
 
 impl Record {
@@ -46,6 +48,16 @@ impl Record {
         Ok(())
     }
 
+    /// From the next seed on it is this build that runs them.
+    pub fn begin(&mut self) {
+        let build = report::build();
+        // Its name and version are those of the commit.
+        let (commit, build) = (commit(), build.rsplit(' ').next().unwrap_or_default().to_owned());
+        if self.builds.last().is_none_or(|last| (&last.1, &last.2) != (&commit, &build)) {
+            self.builds.push((self.next, commit, build));
+        }
+    }
+
     fn totals(&self) -> [(&'static str, u64); 7] {
         let s = &self.soak;
         [
@@ -63,6 +75,9 @@ impl Record {
         let mut out = format!("{FORMAT}\nnext {}\nms {}\n", self.next, self.took.as_millis());
         for (name, n) in self.totals() {
             let _ = writeln!(out, "{name} {n}");
+        }
+        for (from, commit, build) in &self.builds {
+            let _ = writeln!(out, "build {from} {commit} {build}");
         }
         for (mark, n) in &self.soak.marks {
             let _ = writeln!(out, "mark {mark:?} {n}");
@@ -101,6 +116,9 @@ impl Record {
             }
             ["fault", name, n] => {
                 soak.faults.insert(name.to_owned(), n.parse().ok()?);
+            }
+            ["build", from, commit, build] => {
+                self.builds.push((from.parse().ok()?, commit.to_owned(), build.to_owned()));
             }
             ["table", name, cells] => soak.tried.take(name, cells)?,
             ["broken", seed, event, status, promise] => soak.broken.push(Broken {
@@ -166,6 +184,9 @@ impl Record {
         ] {
             let _ = writeln!(out, "| {what} | {n} |");
         }
+        for (from, commit, build) in &self.builds {
+            let _ = writeln!(out, "| from seed {from} | commit {commit}, build {build} |");
+        }
         if !s.broken.is_empty() {
             out.push_str("\n## Broken\n\n| promise | seed | event |\n| --- | --- | --- |\n");
             for b in &s.broken {
@@ -206,7 +227,8 @@ impl Record {
             .map(|b| format!("{{\"promise\":\"{}\",\"seed\":{},\"event\":{}}}", b.promise, b.seed, b.event))
             .collect();
         format!(
-            "{{\"next\":{},\"seconds\":{:.1},\"events_per_s\":{events:.0},\"simulated_s_per_s\":{simulated:.0},\"totals\":{},\"faults\":{},\"marks\":{},\"broken\":[{}]}}\n",
+            "{{\"commit\":\"{}\",\"next\":{},\"seconds\":{:.1},\"events_per_s\":{events:.0},\"simulated_s_per_s\":{simulated:.0},\"totals\":{},\"faults\":{},\"marks\":{},\"broken\":[{}]}}\n",
+            self.builds.last().map_or("unknown", |last| &last.1),
             self.next,
             self.took.as_secs_f64(),
             object(totals.into()),
@@ -215,6 +237,17 @@ impl Record {
             broken.join(",")
         )
     }
+}
+
+/// The commit of the tree that this was built from, as that stands now; `+` if something in it is not committed.
+fn commit() -> String {
+    let git = |args: &[&str]| {
+        let output = std::process::Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(args).output();
+        output.ok().filter(|o| o.status.success()).map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
+    };
+    let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
+    let clean = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changed| changed.is_empty());
+    if clean { head } else { head + "+" }
 }
 
 #[cfg(test)]
@@ -226,6 +259,7 @@ mod tests {
         let mut record = Record { next: 7, took: Duration::from_millis(1_234), ..Record::default() };
         record.soak.seeds = 5;
         record.soak.events = 70_000;
+        record.builds.push((0, "abc".into(), "123".into()));
         record.soak.marks.insert(MARKS[3], 4);
         record.soak.faults.insert("evict".into(), 2);
         record.soak.broken.push(Broken { seed: 3, event: 9, status: 10, promise: "limit-held".into() });
