@@ -74,7 +74,7 @@ impl World {
     /// Whatever is to be mended has to be broken first.
     pub fn lay_bait(&mut self) {
         match self.aim.map(|aim| aim.deed) {
-            Some(Deed::Lose) => self.strike("evict job"),
+            Some(Deed::Lose) => self.strike("evict_job"),
             Some(Deed::Mend) if self.choices.draw(Topic::Aim.of(2), 3) == 2 => self.strike("corrupt"),
             Some(Deed::Mend) => self.strike("drop_entry"),
             _ => {}

@@ -146,7 +146,7 @@ impl World {
             }
             // These say themselves what they hit.
             "evict" => return self.evict(),
-            "evict job" => return self.evict_job(),
+            "evict_job" => return self.evict_job(),
             "drop_entry" => return self.drop_entry(),
             "corrupt" => return self.corrupt(),
             "lose_commits" => return self.lose_commits(),
