@@ -6,9 +6,10 @@
 mod support;
 
 use leasehold_core::codec;
+use leasehold_core::group::record::Mode;
 use leasehold_core::ids::{JobId, Token};
 use leasehold_core::opaque::Content;
-use leasehold_core::request::{Beat, Claim, Complete, Fail, Held, Submit};
+use leasehold_core::request::{Beat, Claim, Complete, CreateGroup, Fail, Held, Submit};
 use leasehold_core::store::keys;
 use leasehold_core::{Failure, Name, Request, Response};
 use support::World;
@@ -119,6 +120,35 @@ fn a_job_is_not_lost_with_a_payload_that_cannot_be_read() {
     world.store.corrupt(&keys::payload(job), bytes);
     world.restart(0, 9);
     assert_eq!(world.claim(0, "w", "q", 1, Some(1_000)).len(), 1);
+}
+
+#[test]
+fn a_stopped_group_leaves_what_it_cannot_read_to_others() {
+    let mut world = World::new(1);
+    let child = || Submit::new("default", "q", Content::json("1"));
+    let asked = CreateGroup {
+        common: child(),
+        children: vec![child()],
+        max_parallel: None,
+        mode: Mode::CollectAll,
+        sealed: true,
+        open_timeout_ms: None,
+    };
+    let Ok(Response::GroupCreated(group)) = world.call(0, Request::CreateGroup(Box::new(asked))) else {
+        panic!("it is created")
+    };
+    world.to(2_000);
+    let leased = world.claim(0, "w", "q", 1, Some(600_000)).remove(0);
+    let bytes = at(&world, &keys::lease(leased.id));
+    world.store.corrupt(&keys::lease(leased.id), codec::newer());
+    world.call(0, Request::CancelGroup { tenant: "default".into(), group: group.id }).unwrap();
+    world.to(60_000);
+    assert_eq!(at(&world, &keys::lease(leased.id)), codec::newer());
+    world.store.corrupt(&keys::lease(leased.id), bytes);
+    world.restart(0, 9);
+    world.to(90_000);
+    let seen = world.call(0, Request::Get { tenant: "default".into(), job: leased.id });
+    assert!(format!("{seen:?}").contains("status: Cancelled"), "{seen:?}");
 }
 
 #[test]

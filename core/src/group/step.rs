@@ -226,11 +226,16 @@ impl Step {
             self.more = true;
             return;
         };
-        let mut some = false;
+        let (mut some, mut newer) = (false, false);
         for entry in children.into_iter().flatten() {
             let (Some(id), [main, lease]) = (keys::job_of(&entry.member), &*entry.records) else { continue };
             if main.is_unread() || lease.is_unread() {
                 some = true;
+                continue;
+            }
+            if entry.has_newer() {
+                // Whoever can read it stops it: the group stays marked.
+                newer = true;
                 continue;
             }
             match decode_record::<Job>(main) {
@@ -255,7 +260,7 @@ impl Step {
         }
         if some {
             self.more = true;
-        } else {
+        } else if !newer {
             self.unmark(seen);
         }
     }
