@@ -160,13 +160,13 @@ impl Upstream {
                 state.requests.push(request.clone());
                 state.always.clone().unwrap_or_else(|| request.path.clone())
             };
-            let _counted = Counted { upstream: self, class };
-            self.answer(&path, &request, reader.get_mut())?;
+            let counted = Counted { upstream: self, class };
+            self.answer(&path, &request, reader.get_mut(), counted)?;
         }
         Ok(())
     }
 
-    fn answer(&self, path: &str, request: &Seen, stream: &mut TcpStream) -> std::io::Result<()> {
+    fn answer(&self, path: &str, request: &Seen, stream: &mut TcpStream, counted: Counted<'_>) -> std::io::Result<()> {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let number = |name: &str| -> Option<u64> {
             query.split('&').find_map(|p| p.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
@@ -177,6 +177,8 @@ impl Upstream {
                     Some(ms) => std::thread::sleep(Duration::from_millis(ms)),
                     None => self.wait(stream)?,
                 }
+                // Whoever has read the answer may send the next call before this thread goes on.
+                drop(counted);
                 echo(request, stream)
             }
             "/events" => {
