@@ -65,7 +65,7 @@ kinds! {
     /// A change that was acknowledged: the answer is that it was refused.
     OkRefused "ok-to-refusal": HonestReplies SlotNotResurrected;
     /// A request that was certainly refused: the answer is that it was done.
-    RefusedOk "refusal-to-ok": HonestReplies OneLiveLease SlotNotResurrected;
+    RefusedOk "refusal-to-ok": HonestReplies OneLiveLease SlotNotResurrected LimitHeld;
     /// Any good answer: instead, the last one to another request of the same kind.
     Misdelivered "answer-misdelivered": HonestReplies OneLiveLease OneKeyOneJob LimitHeld SlotNotResurrected;
 }

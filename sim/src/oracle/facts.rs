@@ -405,6 +405,9 @@ impl Oracle {
                         true => t.facts.mark.map(|version| (version, None)),
                         false => t.facts.main.as_ref().map(|r| (r.version, r.expiry)),
                     })
+                } else if key.starts_with(b"key/") {
+                    let record = self.keys.get(key).and_then(|fact| fact.record.as_ref());
+                    record.map(|r| (r.version, r.expiry))
                 } else {
                     return None;
                 };

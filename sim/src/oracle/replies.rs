@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use leasehold_core::event::Kind;
 use leasehold_core::ids::GroupId;
 use leasehold_core::job::record::{AttemptEnd, Owner, Status};
 use leasehold_core::request::{Beat, Claim, JobView, Leased, Submit, Why};
@@ -217,7 +218,9 @@ impl Oracle {
             ),
             (Request::Release(held), Response::Released { status }) => {
                 self.judge_ended_by(w, held.job, held.token, AttemptEnd::Released, None, request, outcome)?;
-                let ended = self.jobs.get(&held.job).and_then(|t| t.ended.iter().find(|e| Some(e.token) == held.token));
+                // A history does not keep that the job died of a release: once it lives again, a repeat says "queued".
+                let track = self.jobs.get(&held.job).filter(|t| !t.events.contains_key(&Kind::Retried));
+                let ended = track.and_then(|t| t.ended.iter().find(|e| Some(e.token) == held.token));
                 if ended.is_some_and(|e| e.status != *status) { lie("it went elsewhere") } else { Ok(()) }
             }
             (Request::Heartbeat(beat), Response::Beat { lease_expires_at, cancel_requested }) => {
