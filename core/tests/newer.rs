@@ -11,7 +11,7 @@ use leasehold_core::ids::{JobId, Token};
 use leasehold_core::opaque::Content;
 use leasehold_core::request::{Beat, Claim, Complete, CreateGroup, Fail, Held, Submit};
 use leasehold_core::store::keys;
-use leasehold_core::{Failure, Name, Request, Response};
+use leasehold_core::{Failure, Name, Outcome, Request, Response};
 use support::World;
 
 fn running() -> (World, JobId, Token) {
@@ -104,16 +104,7 @@ fn a_job_is_not_lost_with_a_payload_that_cannot_be_read() {
     world.store.corrupt(&keys::payload(job), codec::newer());
     // Its lease lapses, and it is offered again.
     world.to(60_000);
-    let asked = Claim {
-        tenant: "default".into(),
-        queues: vec!["q".into()],
-        worker: "w".into(),
-        max: 1,
-        wait_ms: 0,
-        lease_ms: Some(1_000),
-        claim_id: None,
-    };
-    let outcome = world.call(0, Request::Claim(Box::new(asked)));
+    let outcome = ask(&mut world);
     assert!(outcome.is_err(), "{outcome:?}");
     let seen = world.call(1, Request::Get { tenant: "default".into(), job });
     assert!(format!("{seen:?}").contains("status: Queued"), "{seen:?}");
@@ -159,6 +150,13 @@ fn what_is_put_back_keeps_its_queue_deadline() {
     let Ok(Response::Created(view)) = world.submit(0, submit) else { panic!("it is created") };
     let before = world.store.books().score(&keys::TTL, &keys::member(view.id));
     world.store.corrupt(&keys::payload(view.id), codec::newer());
+    assert!(ask(&mut world).is_err());
+    assert!(before.is_some());
+    assert_eq!(world.store.books().score(&keys::TTL, &keys::member(view.id)), before);
+}
+
+/// A claim that may be refused.
+fn ask(world: &mut World) -> Outcome {
     let asked = Claim {
         tenant: "default".into(),
         queues: vec!["q".into()],
@@ -168,9 +166,7 @@ fn what_is_put_back_keeps_its_queue_deadline() {
         lease_ms: None,
         claim_id: None,
     };
-    assert!(world.call(0, Request::Claim(Box::new(asked))).is_err());
-    assert!(before.is_some());
-    assert_eq!(world.store.books().score(&keys::TTL, &keys::member(view.id)), before);
+    world.call(0, Request::Claim(Box::new(asked)))
 }
 
 fn at(world: &World, key: &Name) -> bytes::Bytes {
