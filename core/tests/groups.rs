@@ -6,12 +6,14 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use leasehold_core::group::record::{GroupStatus, Mode};
 use leasehold_core::ids::GroupId;
 use leasehold_core::job::record::{ChildOutcome, Class, ErrorInfo, Status};
 use leasehold_core::opaque::Content;
 use leasehold_core::request::{ChildState, ChildView, Complete, CreateGroup, Fail, GroupView, Held, Leased, Submit};
-use leasehold_core::store::keys;
+use leasehold_core::store::{Commit, Store as _, StoreError, Txn, Write, keys};
 use leasehold_core::{Failure, Input, JobId, Name, Request, Response, StoreOp};
 use support::World;
 
@@ -650,4 +652,94 @@ fn a_release_that_lost_a_race_leaves_the_mark() {
     w.to(later);
     assert_eq!(w.store.members(&keys::released(id)).len(), 2);
     balanced(&mut w);
+}
+
+#[test]
+fn a_child_that_is_put_back_is_seen_by_whoever_looked_before() {
+    let mut w = World::new(1);
+    w.add(&leasehold_core::Config { scrub_ms: 100, ..Default::default() });
+    let id = create(&mut w, asked(1, 1));
+    w.claim(0, "w", "q", 1, Some(3_600_000));
+    lose(&mut w, keys::released(id), keys::member(id.child(0)));
+    let asked = w.ask(0, Request::CancelGroup { tenant: T.into(), group: id });
+    while w.answer(0, asked).is_none() {
+        assert!(w.perform(0));
+    }
+    let unmarks = |commit: &Commit| {
+        commit
+            .txns
+            .iter()
+            .flat_map(|txn| &txn.writes)
+            .any(|w| matches!(w, Write::Delete(key) if *key == keys::mark(id)))
+    };
+    // It sees that the group is stopped and that no child is left; before it says so one is put back.
+    look(&mut w, 0);
+    while w.store.members(&keys::released(id)).is_empty() {
+        match w.replicas[1].calls.front().cloned() {
+            // The other's own look at the groups does not get through.
+            Some((id, StoreOp::Commit(commit))) if unmarks(&commit) => {
+                w.replicas[1].calls.pop_front();
+                w.input(1, Input::StoreReply { id, reply: Err(StoreError::Unavailable) });
+            }
+            Some(_) => {
+                w.perform(1);
+            }
+            None => {
+                w.now_ms += 25;
+                w.input(1, Input::Timer);
+            }
+        }
+        assert!(w.now_ms < 4_000);
+    }
+    w.perform(0);
+    assert_eq!(w.store.records(b"mark/").count(), 1);
+    let later = w.now_ms + 3_000;
+    w.to(later);
+    assert_eq!(group(&mut w, 0, id).status, GroupStatus::Cancelled);
+    balanced(&mut w);
+}
+
+#[test]
+fn a_lost_child_is_counted_once() {
+    let counts = |w: &World, id| w.store.members(&keys::done(id, ChildOutcome::Lost)).len();
+    for damage in [None, Some(bytes::Bytes::from_static(b"nonsense"))] {
+        let mut w = World::with(1, leasehold_core::Config { scrub_ms: 100, ..Default::default() });
+        let id = create(&mut w, asked(2, 2));
+        match damage {
+            None => w.store.evict(&keys::job(id.child(0))),
+            Some(bytes) => w.store.corrupt(&keys::job(id.child(0)), bytes),
+        };
+        // Whatever counts it comes once more when the group is final.
+        let mut sent = Vec::new();
+        while counts(&w, id) == 0 {
+            w.now_ms += 25;
+            w.input(0, Input::Timer);
+            while let Some((_, op)) = w.replicas[0].calls.front().cloned() {
+                let before = counts(&w, id);
+                w.perform(0);
+                if before < counts(&w, id) {
+                    sent.push(op);
+                }
+            }
+            assert!(w.now_ms < 60_000);
+        }
+        for job in w.claim(0, "w", "q", 2, None) {
+            complete(&mut w, 0, &job);
+        }
+        let last = w.now_ms;
+        for now in (last..last + 3_000).step_by(25) {
+            w.to(now);
+            if w.store.members(&keys::GROUPS_ENDED).len() == 1 {
+                break;
+            }
+        }
+        assert_eq!(group(&mut w, 0, id).status, GroupStatus::Partial);
+        assert_eq!((sent.len(), counts(&w, id)), (1, 1));
+        let StoreOp::Commit(late) = &sent[0] else { panic!("{sent:?}") };
+        let in_time = |txn: &Arc<Txn>| Arc::new(Txn { valid_until: u64::MAX, ..Txn::clone(txn) });
+        let late = Commit { txns: late.txns.iter().map(in_time).collect(), ..Commit::clone(late) };
+        w.store.commit(&late).unwrap();
+        assert_eq!(w.store.members(&keys::GROUPS_DUE).len() + w.store.records(b"mark/").count(), 0);
+        assert_eq!(counts(&w, id), 1);
+    }
 }

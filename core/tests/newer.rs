@@ -10,8 +10,8 @@ use leasehold_core::group::record::Mode;
 use leasehold_core::ids::{JobId, Token};
 use leasehold_core::opaque::Content;
 use leasehold_core::request::{Beat, Claim, Complete, CreateGroup, Fail, Held, Submit};
-use leasehold_core::store::keys;
-use leasehold_core::{Failure, Name, Outcome, Request, Response};
+use leasehold_core::store::{StoreError, keys};
+use leasehold_core::{Failure, Input, Name, Outcome, Request, Response, StoreAnswer};
 use support::World;
 
 fn running() -> (World, JobId, Token) {
@@ -155,8 +155,36 @@ fn what_is_put_back_keeps_its_queue_deadline() {
     assert_eq!(world.store.books().score(&keys::TTL, &keys::member(view.id)), before);
 }
 
+#[test]
+fn a_claim_does_not_deny_what_it_took() {
+    for bytes in [codec::newer(), "nonsense".into()] {
+        let mut world = World::new(1);
+        world.submit(0, Submit::new("default", "q", Content::json("1"))).unwrap();
+        let asked = world.ask(0, claim());
+        while !world.store.records(b"claim/").any(|_| true) {
+            // Whatever is applied, its reply is lost.
+            let Some((id, op)) = world.replicas[0].calls.pop_front() else { panic!("nothing is taken") };
+            let reply = world.apply(&op).and_then(|answer| match answer {
+                StoreAnswer::Commit(_) => Err(StoreError::Unknown),
+                read => Ok(read),
+            });
+            world.input(0, Input::StoreReply { id, reply });
+        }
+        let receipt = world.store.records(b"claim/").next().unwrap().0.clone();
+        world.store.corrupt(&receipt, bytes);
+        world.to(20_000);
+        let outcome = world.answer(0, asked);
+        assert!(matches!(outcome, Some(Err(Failure::OutcomeUnknown { .. }))), "{outcome:?}");
+        assert_eq!(world.store.records(b"lease/").count(), 1);
+    }
+}
+
 /// A claim that may be refused.
 fn ask(world: &mut World) -> Outcome {
+    world.call(0, claim())
+}
+
+fn claim() -> Request {
     let asked = Claim {
         tenant: "default".into(),
         queues: vec!["q".into()],
@@ -166,7 +194,7 @@ fn ask(world: &mut World) -> Outcome {
         lease_ms: None,
         claim_id: None,
     };
-    world.call(0, Request::Claim(Box::new(asked)))
+    Request::Claim(Box::new(asked))
 }
 
 fn at(world: &World, key: &Name) -> bytes::Bytes {

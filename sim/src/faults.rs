@@ -174,9 +174,10 @@ impl World {
         let at = Topic::Chaos.of(6);
         let Some(key) = self.any_record(at) else { return };
         let until = self.now + self.choices.between(at, 500 * MILLI, 15 * SECOND);
+        let Some(version) = self.store.model.record(&key).map(|r| r.version) else { return };
         self.say_fault(&format!("newer {key}"));
         self.oracle.newer.insert(key.clone());
-        self.links.newer.insert(key, until);
+        self.links.newer.insert(key, (version, until));
     }
 
     fn evict_job(&mut self) {

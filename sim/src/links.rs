@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use leasehold_core::codec;
-use leasehold_core::store::{Answer, Commit, CommitReply, Read, Record, Snapshot, Store as _, StoreError};
+use leasehold_core::store::{Answer, Commit, CommitReply, Read, Record, Snapshot, Store as _, StoreError, Version};
 use leasehold_core::{Input, Name, Outcome, RequestId, StoreAnswer, StoreId, StoreOp};
 
 use crate::calls::{CallId, Caller, Heard, Instant};
@@ -30,8 +30,8 @@ pub struct Links {
     pub orders: Vec<Order>,
     /// Something is aimed at that comes twice.
     pub repeats: bool,
-    /// Records that a newer release is said to have written, and until when.
-    pub newer: BTreeMap<Name, Micros>,
+    /// Records that a newer release is said to have written, with their versions then, and until when.
+    pub newer: BTreeMap<Name, (Version, Micros)>,
     /// What the newest transactions did, where a fail-over may forget it.
     pub newest: VecDeque<Option<Deed>>,
     /// Which transactions of the latest commits were applied, for those that come again.
@@ -313,8 +313,8 @@ impl World {
     /// Records that a newer release wrote look so to whoever reads them: these replicas are too old for a while.
     fn as_newer(&self, read: &Read, answer: &mut Snapshot) {
         let newer = |key: &Name, record: &mut Record| {
-            if let Record::Present { bytes: Some(bytes), .. } = record
-                && self.links.newer.get(key).is_some_and(|until| *until > self.now)
+            if let Record::Present { bytes: Some(bytes), version, .. } = record
+                && self.links.newer.get(key).is_some_and(|(of, until)| of == version && *until > self.now)
             {
                 *bytes = codec::newer();
             }

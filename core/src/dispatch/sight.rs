@@ -198,7 +198,7 @@ impl<'a> Sight<'a> {
         let (version, job) = match decode_record::<Job>(record) {
             Ok(Some(found)) => found,
             Ok(None) => {
-                return Some(Head::Amiss(vec![moves::lost(id, Some(met), &[], vec![as_leased], cx.make.version())]));
+                return Some(Head::Amiss(moves::lost_once(id, Some(met), &[], vec![as_leased], cx.make.version())));
             }
             Err(Undecodable::Newer) => {
                 cx.mark(Mark::NewerFormat);
@@ -206,7 +206,7 @@ impl<'a> Sight<'a> {
             }
             Err(Undecodable::Corrupt) => {
                 let own = cx.make.version();
-                return Some(Head::Amiss(vec![moves::quarantine(id, Some(met), record, vec![as_leased], own)]));
+                return Some(Head::Amiss(moves::quarantine_once(id, Some(met), record, vec![as_leased], own)));
             }
         };
         let home = Home::from(&job);

@@ -216,12 +216,13 @@ impl Mend {
         let through = group.sealed && counts.done() >= u64::from(group.filled);
         if !seen.due && (group.stopped.is_some() || through || room && counts.held > 0) {
             let writes = moves::mark(id, cx.make.version()).into();
-            self.draft(Draft::new(vec![at, out(keys::GROUPS_DUE)], writes), Mark::JobReindexed);
+            self.draft(Draft::new(vec![at.clone(), out(keys::GROUPS_DUE)], writes), Mark::JobReindexed);
         }
         for entry in seen.slices.iter().flatten() {
             let (Some(child), [main, lease]) = (keys::job_of(&entry.member), &*entry.records) else { continue };
             if main.is_absent() {
-                let guards = vec![as_read(keys::lease(child), lease)];
+                // Done again when the group is final it would mark it.
+                let guards = vec![as_read(keys::lease(child), lease), at.clone()];
                 let own = cx.make.version();
                 self.draft(moves::lost(child, Some(Home::from(&group)), &[], guards, own), Mark::JobLost);
             }
@@ -256,12 +257,14 @@ impl Mend {
                 guards.extend([out(keys::held(parent)), out(keys::released(parent))]);
                 if seen.held_status {
                     writes.push(add(keys::held(parent), &member, ScoreAt::Number(index.into())));
-                    writes.extend(moves::mark(parent, cx.make.version()));
                 } else {
                     // limit-held: it is in flight, whatever the books say.
                     guards.push(out(Home::from(&job).index(Status::Held)));
                     writes.push(add(keys::released(parent), &member, ScoreAt::Number(SCORE_MAX)));
                 }
+                // Whoever looks at the group just now has not seen it: the mark must stay, so that a group that was
+                // stopped stops it.
+                writes.extend(moves::mark(parent, cx.make.version()));
             }
             _ => return,
         }

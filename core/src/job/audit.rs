@@ -222,7 +222,7 @@ impl Audit {
         }
     }
 
-    fn judge(&mut self, snapshot: &Snapshot) -> Next {
+    fn judge(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) -> Next {
         let found = core::mem::take(&mut self.found);
         let (mains, payloads) = snapshot.records.split_at((found.len() * 3).min(snapshot.records.len()));
         let mut rest = snapshot.members.as_slice();
@@ -238,12 +238,12 @@ impl Audit {
                 continue;
             }
             let seen = Seen { main, lease, key, payload, places, child, clock: snapshot.clock };
-            self.job(id, &f.job, seen);
+            self.job(id, &f.job, seen, cx);
         }
         self.finish()
     }
 
-    fn job(&mut self, id: JobId, job: &Job, seen: Seen<'_>) {
+    fn job(&mut self, id: JobId, job: &Job, seen: Seen<'_>, cx: &mut Cx<'_>) {
         let before = self.done.findings.len();
         for what in unbalanced(id, job, &seen) {
             self.find(id, what);
@@ -254,7 +254,7 @@ impl Audit {
         let mut drafts = Vec::new();
         let found = Found { main: seen.main.clone(), lease: seen.lease.clone(), job: job.clone() };
         let held = id.child_of().is_some() && seen.child.get(1).is_some_and(Option::is_none);
-        scrub::mend_job(id, &found, seen.places, held, seen.clock, &mut drafts);
+        scrub::mend_job(id, &found, seen.places, held, seen.clock, cx.make, &mut drafts);
         drafts.extend(scrub::clear_job(id, &found, seen.places, seen.clock));
         for draft in drafts {
             self.mend(before, draft);
@@ -502,7 +502,7 @@ impl Operation for Audit {
         }
     }
 
-    fn read(&mut self, snapshot: Snapshot, _: &mut Cx<'_>) -> Next {
+    fn read(&mut self, snapshot: Snapshot, cx: &mut Cx<'_>) -> Next {
         self.done.at = snapshot.clock;
         match self.stage {
             Stage::Walk => {
@@ -522,7 +522,7 @@ impl Operation for Audit {
                 if self.ids.is_empty() && self.others.is_empty() { self.finish() } else { self.records() }
             }
             Stage::Records => self.places(&snapshot),
-            Stage::Places => self.judge(&snapshot),
+            Stage::Places => self.judge(&snapshot, cx),
             Stage::Names => {
                 let entry = snapshot.slices.into_iter().flatten().next();
                 self.next = Some(match entry {

@@ -40,6 +40,8 @@ pub(crate) struct Claim {
     items: Vec<Member>,
     /// Bytes of payload to be answered with.
     bytes: usize,
+    /// Jobs were taken by it: whatever fails after that, they may be leased.
+    took: bool,
     /// Queues found paused by this very try. That is never remembered beyond it: a paused queue is
     /// left out, so no guard would ever tell that it has been resumed.
     paused: BTreeSet<String>,
@@ -134,6 +136,7 @@ impl Claim {
             granted_at: 0,
             items: Vec::new(),
             bytes: 0,
+            took: false,
             paused: BTreeSet::new(),
         })
     }
@@ -268,7 +271,12 @@ impl Claim {
     fn repeat(&mut self, record: &Record, cx: &mut Cx<'_>) -> Next {
         let Some(version) = record.version() else { return self.take(cx) };
         let Some(taken) = record.bytes().and_then(|b| decode_taken(b)) else {
-            return Next::fail(Failure::Quarantined);
+            // honest-replies: what it has taken itself is leased, though nobody can read which jobs it was.
+            return Next::fail(match (self.took, record.is_newer()) {
+                (true, _) => Failure::OutcomeUnknown { retry_after_ms: 10_000 },
+                (false, true) => Failure::NewerFormat { retry_after_ms: 10_000 },
+                (false, false) => Failure::Quarantined,
+            });
         };
         cx.mark(Mark::ClaimRepeated);
         self.nonce = version;
@@ -612,6 +620,7 @@ impl Operation for Claim {
         self.paused.clear();
         self.bytes = 0;
         self.granted_at = 0;
+        self.took = false;
         if cx.stats.newer_format {
             return Next::fail(Failure::NewerFormat { retry_after_ms: 10_000 });
         }
@@ -681,6 +690,7 @@ impl Operation for Claim {
             Stage::Undo => Next::ok(Response::Claimed(Vec::new())),
             _ => match answers.into_iter().next() {
                 Some(Answer::Applied { taken }) => {
+                    self.took = true;
                     self.granted_at = clock;
                     self.items = taken
                         .into_iter()
@@ -719,6 +729,7 @@ impl Operation for Claim {
     }
 
     fn settled(&mut self, _: Clock, _: &mut Cx<'_>) -> Next {
+        self.took = true;
         self.stage = Stage::Receipt;
         Next::Read(Read { records: vec![self.receipt()], ..Read::default() })
     }

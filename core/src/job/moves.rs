@@ -15,7 +15,7 @@ use crate::ids::{GroupId, JobId};
 use crate::limits;
 use crate::name::Name;
 use crate::replica::task::{Cx, Draft};
-use crate::store::{Clock, Expiry, Guard, Record, SCORE_MAX, ScoreAt, Value, Version, Write, keys};
+use crate::store::{Clock, Expiry, Guard, Record, SCORE_MAX, ScoreAt, Standing, Value, Version, Write, keys};
 
 /// Where a job is at home: what its index names are made of.
 #[derive(Clone, Copy, Debug)]
@@ -310,25 +310,52 @@ pub(crate) fn end(
     }
 }
 
-/// A member whose job's record has vanished: everything that may still name it goes, and it is told.
-/// `home` is where it was met, if that is known; `guards` make a second application do nothing; `own` is a
-/// fresh version.
-pub(crate) fn lost(id: JobId, home: Option<Home<'_>>, met_in: &[Name], mut guards: Vec<Guard>, own: Version) -> Draft {
+/// The writes by which everything goes that may still name a job whose record has vanished.
+fn vanish(id: JobId, home: Option<Home<'_>>, met_in: &[Name]) -> Vec<Write> {
     let member = keys::member(id);
-    guards.push(Guard::Absent(keys::job(id)));
-    let mut writes: Vec<Write> =
-        [keys::lease(id), keys::progress(id), keys::payload(id), keys::result(id), keys::history(id)]
-            .into_iter()
-            .map(Write::Delete)
-            .collect();
+    let records = [keys::lease, keys::progress, keys::payload, keys::result, keys::history];
+    let mut writes: Vec<Write> = records.map(|key| Write::Delete(key(id))).into();
     writes.extend([keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)));
     writes.extend(met_in.iter().map(|index| remove(index.clone(), &member)));
     if let Some(home) = home {
         writes.extend(Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)));
-        writes.push(home.event(Kind::Lost, id, None, None));
     }
+    writes
+}
+
+/// A member whose job's record has vanished: everything that may still name it goes, and it is told.
+/// `home` is where it was met, if that is known; `guards` make a second application do nothing; `own` is a
+/// fresh version.
+pub(crate) fn lost(id: JobId, home: Option<Home<'_>>, met_in: &[Name], mut guards: Vec<Guard>, own: Version) -> Draft {
+    guards.push(Guard::Absent(keys::job(id)));
+    let mut writes = vanish(id, home, met_in);
+    writes.extend(home.map(|home| home.event(Kind::Lost, id, None, None)));
     writes.extend(done(id, ChildOutcome::Lost, own));
     Draft::new(guards, writes)
+}
+
+/// The same where `guards` may hold once more: two alternatives, of which the first clears away what is left of a
+/// child that has been counted before.
+pub(crate) fn lost_once(
+    id: JobId,
+    home: Option<Home<'_>>,
+    met_in: &[Name],
+    guards: Vec<Guard>,
+    own: Version,
+) -> Vec<Draft> {
+    let mut again = Draft::new(guards.clone(), vanish(id, home, met_in));
+    again.guards.push(Guard::Absent(keys::job(id)));
+    count_once(id, again, lost(id, home, met_in, guards, own))
+}
+
+/// finalized-once: a child that was counted as lost is not counted again, which would mark a group that is final by
+/// now. The alternative for what was counted comes first: after the other it would apply as well.
+fn count_once(id: JobId, mut again: Draft, mut first: Draft) -> Vec<Draft> {
+    let Some((group, _)) = id.child_of() else { return vec![first] };
+    let counted = |standing| Guard::Member(keys::done(group, ChildOutcome::Lost), keys::member(id), standing);
+    again.guards.push(counted(Standing::Due));
+    first.guards.push(counted(Standing::Out));
+    vec![again, first]
 }
 
 /// A job whose record cannot be read leaves every index that is known, and stands in quarantine. The
@@ -340,17 +367,37 @@ pub(crate) fn quarantine(
     mut guards: Vec<Guard>,
     own: Version,
 ) -> Draft {
-    let member = keys::member(id);
     guards.push(as_read(keys::job(id), record));
+    let mut writes = leave_live(id, home);
+    writes.extend(home.map(|home| home.event(Kind::Quarantined, id, None, None)));
+    writes.extend(done(id, ChildOutcome::Lost, own));
+    writes.push(add(keys::QUARANTINE, &keys::member(id), ScoreAt::Clock(0)));
+    Draft::new(guards, writes)
+}
+
+/// The same where `guards` may hold once more, as [`lost_once`].
+pub(crate) fn quarantine_once(
+    id: JobId,
+    home: Option<Home<'_>>,
+    record: &Record,
+    guards: Vec<Guard>,
+    own: Version,
+) -> Vec<Draft> {
+    let mut again = Draft::new(guards.clone(), leave_live(id, home));
+    again.guards.push(as_read(keys::job(id), record));
+    again.writes.push(add(keys::QUARANTINE, &keys::member(id), ScoreAt::Clock(0)));
+    count_once(id, again, quarantine(id, home, record, guards, own))
+}
+
+/// The writes by which a job that cannot be read leaves every live place that is known.
+fn leave_live(id: JobId, home: Option<Home<'_>>) -> Vec<Write> {
+    let member = keys::member(id);
     let mut writes: Vec<Write> = [keys::lease(id), keys::progress(id)].into_iter().map(Write::Delete).collect();
     writes.extend([keys::LEASES, keys::DUE, keys::TTL].map(|index| remove(index, &member)));
     if let Some(home) = home {
         writes.extend(Status::LIVE.into_iter().map(|s| remove(home.index(s), &member)));
-        writes.push(home.event(Kind::Quarantined, id, None, None));
     }
-    writes.extend(done(id, ChildOutcome::Lost, own));
-    writes.push(add(keys::QUARANTINE, &member, ScoreAt::Clock(0)));
-    Draft::new(guards, writes)
+    writes
 }
 
 /// The worker's name in a lease, or nothing when the lease has vanished.

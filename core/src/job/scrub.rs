@@ -18,7 +18,7 @@ use super::record::{Class, Job, KeyRecord, Status};
 use crate::codec::Undecodable;
 use crate::event::Kind;
 use crate::group::Mend;
-use crate::ids::JobId;
+use crate::ids::{JobId, Maker};
 use crate::limits;
 use crate::name::Name;
 use crate::replica::task::{Cx, Draft, Next, Operation, Plan, decode_record};
@@ -138,7 +138,8 @@ impl Scrub {
                     let granted = Granted::read(lease);
                     let home = granted.as_ref().map(|g| Home::from(&g.lease));
                     let guards = vec![as_read(keys::lease(*id), lease)];
-                    self.draft(moves::lost(*id, home, &[], guards, cx.make.version()), Mark::JobLost);
+                    let drafts = moves::lost_once(*id, home, &[], guards, cx.make.version());
+                    self.either(drafts, Mark::JobLost);
                 }
                 Err(_) if main.is_unread() => {}
                 Err(Undecodable::Newer) => cx.mark(Mark::NewerFormat),
@@ -188,12 +189,17 @@ impl Scrub {
         self.draft(Draft::new(guards, vec![Write::Delete(key)]), Mark::GhostRemoved);
     }
 
+    /// Alternatives, at most one of which applies.
+    fn either(&mut self, drafts: Vec<Draft>, mark: Mark) {
+        drafts.into_iter().for_each(|draft| self.draft(draft, mark));
+    }
+
     fn draft(&mut self, draft: Draft, mark: Mark) {
         self.drafts.push(draft);
         self.did.push(mark);
     }
 
-    fn mend(&mut self, snapshot: &Snapshot) {
+    fn mend(&mut self, snapshot: &Snapshot, cx: &mut Cx<'_>) {
         let found = core::mem::take(&mut self.found);
         let (jobs, owners) = snapshot.records.split_at((found.len() * 2).min(snapshot.records.len()));
         for ((key, version, owner), record) in core::mem::take(&mut self.bound).into_iter().zip(owners) {
@@ -222,7 +228,7 @@ impl Scrub {
                 continue;
             }
             let held = released.first().is_some_and(Option::is_none);
-            mend_job(*id, f, places, held, snapshot.clock, &mut drafts);
+            mend_job(*id, f, places, held, snapshot.clock, cx.make, &mut drafts);
         }
         for draft in drafts {
             self.draft(draft, Mark::JobReindexed);
@@ -313,7 +319,7 @@ impl Scrub {
             _ if main.is_unread() || lease.is_newer() => {}
             Ok(None) => {
                 let own = cx.make.version();
-                self.draft(moves::lost(id, home, core::slice::from_ref(&index), guards, own), Mark::JobLost);
+                self.either(moves::lost_once(id, home, core::slice::from_ref(&index), guards, own), Mark::JobLost);
             }
             Ok(Some((version, job))) if job.end.is_some() => {
                 let writes = vec![remove(index, &entry.member)];
@@ -322,7 +328,7 @@ impl Scrub {
             // Met at a deadline its place was not known: it still stands here.
             Err(Undecodable::Corrupt) => {
                 let own = cx.make.version();
-                self.draft(moves::quarantine(id, home, main, guards, own), Mark::JobQuarantined);
+                self.either(moves::quarantine_once(id, home, main, guards, own), Mark::JobQuarantined);
             }
             Ok(Some(_)) | Err(Undecodable::Newer) => {}
         }
@@ -383,6 +389,7 @@ pub(super) fn mend_job(
     places: &[Option<Place>],
     held: bool,
     clock: Clock,
+    make: &mut Maker,
     drafts: &mut Vec<Draft>,
 ) {
     let Found { main, lease, job } = found;
@@ -428,11 +435,15 @@ pub(super) fn mend_job(
             let held = held && granted.is_none();
             let status = if held { Status::Held } else { derived(job, granted.is_some(), clock) };
             let more = match status {
-                Status::Held => id
-                    .child_of()
-                    .map(|(group, index)| add(keys::held(group), &member, ScoreAt::Number(index.into())))
-                    .into_iter()
-                    .collect(),
+                Status::Held => match id.child_of() {
+                    // Whoever looks at the group just now has not seen it: the mark must stay.
+                    Some((group, index)) => {
+                        let mut more = vec![add(keys::held(group), &member, ScoreAt::Number(index.into()))];
+                        more.extend(moves::mark(group, make.version()));
+                        more
+                    }
+                    None => Vec::new(),
+                },
                 Status::Running if leases.is_none() => {
                     lease_end.map(|end| add(keys::LEASES, &member, ScoreAt::Number(end))).into_iter().collect()
                 }
@@ -554,7 +565,7 @@ impl Operation for Scrub {
             }
             Stage::Records => self.places(&snapshot, cx),
             Stage::Places => {
-                self.mend(&snapshot);
+                self.mend(&snapshot, cx);
                 self.ghosts()
             }
             Stage::Ghosts => self.haunted(&snapshot, cx),

@@ -382,7 +382,12 @@ impl Acquire {
             Write::Add { index, member, score, raise: true },
             Write::Expire(self.spot.key(), Expiry::Clock(limits::SLOT_KEPT)),
         ];
-        Draft::new(vec![Guard::At(self.spot.key(), version)], writes)
+        let mut guards = vec![Guard::At(self.spot.key(), version)];
+        // Entering the line and being let in at once are alternatives under one version: a store that has lost its
+        // newest commits may by now have the other.
+        let unit = keys::holder_members(&self.spot.tenant, &self.spot.slot, slot.nonce, 1).next();
+        guards.extend(unit.map(|unit| Guard::Member(keys::holders(pool), unit, Standing::Out)));
+        Draft::new(guards, writes)
     }
 
     /// The pool has gone, or cannot be read: whoever waits for it leaves the line.

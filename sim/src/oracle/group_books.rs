@@ -25,6 +25,13 @@ impl Oracle {
                     track.excused = !mended;
                 }
             }
+            // What was decided on what the store has forgotten since may still arrive: a mark that was seen to is
+            // the mark of what was forgotten too. The scrub puts it back.
+            Err(_) if self.rewound && !track.excused && self.only_unmarked(id, track, clock) => {
+                if let Some(track) = self.groups.get_mut(&id) {
+                    track.excused = true;
+                }
+            }
             Err(what) if !track.excused => {
                 let what = format!("group {id}: {what}: {}", track.describe(clock));
                 object(Promise::BooksBalance, what)?;
@@ -33,6 +40,15 @@ impl Oracle {
         }
         self.note_group(id, clock);
         Ok(())
+    }
+
+    /// Whether soon after a loss of commits nothing is wrong with a group but that its mark is missing.
+    fn only_unmarked(&self, id: GroupId, track: &GroupTrack, clock: Clock) -> bool {
+        let soon = clock <= self.rewound_at.saturating_add(2 * leasehold_core::limits::VALID);
+        let mut marked = track.clone();
+        marked.facts.mark = marked.facts.main.as_ref().map(|main| main.version);
+        marked.facts.due = Some(clock);
+        soon && self.group_balanced(id, &marked, clock).is_ok()
     }
 
     fn check_limit(&self, id: GroupId) -> Result<(), Violation> {

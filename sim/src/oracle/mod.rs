@@ -202,6 +202,8 @@ pub(crate) struct Track {
     pub disturbed: bool,
     /// A fault once took something of it.
     pub damaged: bool,
+    /// The lease that was there when its record, which a fault had taken, was created anew.
+    pub lease_outlived: Option<Token>,
     /// What its transitions should have appended.
     pub events: BTreeMap<Kind, u32>,
     /// There was such a job, whatever became of it.
@@ -252,6 +254,8 @@ pub struct Oracle {
     /// Records that were once said to be of a newer release.
     pub newer: std::collections::BTreeSet<Name>,
     pub(crate) rewound: bool,
+    /// The store's clock when that was last.
+    pub(crate) rewound_at: Clock,
     /// Receipts of claims that the store lost: with them went the evidence of what was applied.
     receipts_lost: std::collections::BTreeSet<Name>,
     checks: u64,
@@ -285,6 +289,7 @@ impl Oracle {
             damaged: false,
             newer: std::collections::BTreeSet::new(),
             rewound: false,
+            rewound_at: 0,
             receipts_lost: std::collections::BTreeSet::new(),
             checks: 0,
             tried: Box::default(),
@@ -460,6 +465,7 @@ impl Oracle {
     pub fn rewound(&mut self, model: &Model, lost: usize) {
         self.change += 1;
         self.rewound = true;
+        self.rewound_at = model.clock();
         let mut touched = Vec::new();
         for _ in 0..lost {
             touched.extend(self.ring.pop_back().unwrap_or_default());

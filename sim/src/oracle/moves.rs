@@ -47,7 +47,12 @@ impl Oracle {
         ledger: &mut Ledger,
     ) -> Result<usize, Violation> {
         let after = track.facts.clone();
-        let (from, to) = (before.token(), after.token());
+        if before.main.is_none() && after.main.is_some() {
+            // Evicted while it ran, and created anew by its submit, whose evidence went with it.
+            track.lease_outlived = before.token();
+        }
+        let from = before.token().filter(|token| track.lease_outlived != Some(*token));
+        let to = after.token().filter(|token| track.lease_outlived != Some(*token));
         if let (Some(from), Some(to)) = (from, to)
             && from != to
         {
@@ -620,9 +625,7 @@ impl Oracle {
         let grant = track.grants.iter().find(|g| g.token == token);
         let told = grant.is_some_and(|g| g.told_to.is_some());
         let gone = grant.and_then(|g| g.by).and_then(|by| ledger.get(by.call)).is_some_and(|c| c.hung_up);
-        // What the replica could not read it may not hand out.
-        let unread = [keys::job(job), keys::payload(job)].iter().any(|key| self.newer.contains(key));
-        if to != Queued || !same_place || told || !(gone || unread) {
+        if to != Queued || !same_place || told || !(gone || self.unread(job)) {
             let what = format!("job {job} was put back (told {told}, asker gone {gone}) to {to:?}");
             object(Promise::ForwardOnly, what)?;
         }
@@ -824,10 +827,16 @@ impl Oracle {
 
     /// Jobs that are leased to a request now and that it has to hand out: not those with a queue deadline, which may
     /// have passed when they were taken.
+    /// Whether a replica may have been too old to read something of a running job: what it could not read it may
+    /// not hand out.
+    pub(super) fn unread(&self, job: JobId) -> bool {
+        [keys::job, keys::lease, keys::payload, keys::progress].iter().any(|key| self.newer.contains(&key(job)))
+    }
+
     pub(super) fn granted(&self, item: ItemRef, ledger: &Ledger) -> BTreeMap<JobId, Token> {
         let granted = ledger.item(item).map(|i| i.granted.as_slice()).unwrap_or_default();
         let leased = |job: &JobId| {
-            let track = self.jobs.get(job).filter(|t| !t.disturbed)?;
+            let track = self.jobs.get(job).filter(|t| !t.disturbed && !self.unread(*job))?;
             track.submit.as_ref().filter(|s| s.queue_ttl_ms.is_none())?;
             let grant = track.grants.last().filter(|g| g.by == Some(item))?;
             (track.facts.token() == Some(grant.token)).then_some((*job, grant.token))
