@@ -26,12 +26,39 @@ pub fn encode<T: serde::Serialize>(value: &T) -> Bytes {
 pub fn encode_with<T: serde::Serialize>(value: &T, tail: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(160 + tail.len());
     out.push(FORMAT);
-    // Writing plain data to a growing vector cannot fail.
-    let mut out = postcard::to_extend(value, out).unwrap_or_default();
+    let mut out = append(value, out);
     out.extend_from_slice(tail);
     let check = xxh3_64(&out) as u32;
     out.extend_from_slice(&check.to_le_bytes());
     out.into()
+}
+
+/// A value's encoding without format and check, behind what is there.
+#[must_use]
+pub fn append<T: serde::Serialize + ?Sized>(value: &T, out: Vec<u8>) -> Vec<u8> {
+    // Writing plain data to a growing vector cannot fail.
+    postcard::serialize_with_flavor(value, Growing(out)).unwrap_or_default()
+}
+
+/// A vector to which whole slices are copied; postcard's own copies byte by byte.
+struct Growing(Vec<u8>);
+
+impl postcard::ser_flavors::Flavor for Growing {
+    type Output = Vec<u8>;
+
+    fn try_extend(&mut self, data: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(data);
+        Ok(())
+    }
+
+    fn try_push(&mut self, data: u8) -> postcard::Result<()> {
+        self.0.push(data);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<Vec<u8>> {
+        Ok(self.0)
+    }
 }
 
 pub fn decode<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Undecodable> {

@@ -28,8 +28,7 @@ impl Digest {
     pub fn add(&mut self, what: &impl Serialize) {
         let mut room = std::mem::take(&mut self.room);
         room.clear();
-        // Writing plain data to a growing vector cannot fail.
-        self.room = postcard::to_extend(what, room).unwrap_or_default();
+        self.room = leasehold_core::codec::append(what, room);
         self.value = xxh3_64_with_seed(&self.room, self.value);
     }
 }

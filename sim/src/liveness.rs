@@ -123,11 +123,14 @@ impl World {
         longest += groups;
         let records = self.store.model.records(b"").count() as u64;
         // A lost entry is put back by the scrub, which must come round.
-        let mut pages = records / limits::SCRUB_KEYS as u64 + 2;
+        let mut pages = 0;
         if self.oracle.damaged() {
             // Its second walk looks at one live index of one queue at a time.
             let indexes = Status::LIVE.len() * Class::ALL.len();
             pages += (self.setup.queues * self.setup.tenants * indexes) as u64;
+        }
+        if self.oracle.damaged() || self.oracle.rewound || !self.setup.random {
+            pages += records / limits::SCRUB_KEYS as u64 + 2;
         }
         let scrub = pages * self.setup.config.scrub_ms * MILLI * 2;
         let grace = limits::GRACE_MS * MILLI + 2 * sweep;

@@ -19,6 +19,10 @@ use sim::sweep::{self, scripts};
 use sim::tape::{self, Show};
 use sim::trace::Trace;
 
+/// A run is mostly short-lived names, records and lists.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const HELP: &str = "\
 sim: Leasehold's seeded simulator
 

@@ -40,8 +40,6 @@ pub(crate) struct Claim {
     items: Vec<Member>,
     /// Bytes of payload to be answered with.
     bytes: usize,
-    /// Jobs were taken by it: whatever fails after that, they may be leased.
-    took: bool,
     /// Queues found paused by this very try. That is never remembered beyond it: a paused queue is
     /// left out, so no guard would ever tell that it has been resumed.
     paused: BTreeSet<String>,
@@ -136,7 +134,6 @@ impl Claim {
             granted_at: 0,
             items: Vec::new(),
             bytes: 0,
-            took: false,
             paused: BTreeSet::new(),
         })
     }
@@ -271,11 +268,9 @@ impl Claim {
     fn repeat(&mut self, record: &Record, cx: &mut Cx<'_>) -> Next {
         let Some(version) = record.version() else { return self.take(cx) };
         let Some(taken) = record.bytes().and_then(|b| decode_taken(b)) else {
-            // honest-replies: what it has taken itself is leased, though nobody can read which jobs it was.
-            return Next::fail(match (self.took, record.is_newer()) {
-                (true, _) => Failure::OutcomeUnknown { retry_after_ms: 10_000 },
-                (false, true) => Failure::NewerFormat { retry_after_ms: 10_000 },
-                (false, false) => Failure::Quarantined,
+            return Next::fail(match record.is_newer() {
+                true => Failure::NewerFormat { retry_after_ms: 10_000 },
+                false => Failure::Quarantined,
             });
         };
         cx.mark(Mark::ClaimRepeated);
@@ -620,7 +615,6 @@ impl Operation for Claim {
         self.paused.clear();
         self.bytes = 0;
         self.granted_at = 0;
-        self.took = false;
         if cx.stats.newer_format {
             return Next::fail(Failure::NewerFormat { retry_after_ms: 10_000 });
         }
@@ -690,7 +684,6 @@ impl Operation for Claim {
             Stage::Undo => Next::ok(Response::Claimed(Vec::new())),
             _ => match answers.into_iter().next() {
                 Some(Answer::Applied { taken }) => {
-                    self.took = true;
                     self.granted_at = clock;
                     self.items = taken
                         .into_iter()
@@ -729,7 +722,6 @@ impl Operation for Claim {
     }
 
     fn settled(&mut self, _: Clock, _: &mut Cx<'_>) -> Next {
-        self.took = true;
         self.stage = Stage::Receipt;
         Next::Read(Read { records: vec![self.receipt()], ..Read::default() })
     }

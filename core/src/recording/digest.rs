@@ -34,7 +34,7 @@ pub(super) fn of(output: &Output, side: Side) -> u64 {
 
 fn add<T: serde::Serialize>(bytes: &mut Vec<u8>, value: &T) {
     // Writing plain data to a growing vector cannot fail.
-    *bytes = postcard::to_extend(value, core::mem::take(bytes)).unwrap_or_default();
+    *bytes = crate::codec::append(value, core::mem::take(bytes));
 }
 
 fn transaction(bytes: &mut Vec<u8>, txn: &Txn, side: Side) {

@@ -221,7 +221,7 @@ impl Replica {
         match what {
             What::Read(parts) => {
                 for (id, _) in parts.into_iter().rev() {
-                    match self.tasks.get(&id) {
+                    match self.tasks.get(&id).map(|task| &**task) {
                         // A sweep comes again by itself. Were it kept, one that the store can never
                         // answer would be asked for ever.
                         Some(task) if task.origin.is_sweep() => self.dropped.push(id),

@@ -1,5 +1,6 @@
 //! Requests: whether there is room, what they become, and what happens when the asker leaves.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::op::{self, Op};
@@ -176,7 +177,7 @@ impl Replica {
         }
         self.bytes += weight;
         self.polling += usize::from(wait_ms > 0);
-        let mut task = Task {
+        let mut task = Box::new(Task {
             origin,
             op,
             state: State::Busy,
@@ -186,7 +187,7 @@ impl Replica {
             races: 0,
             committed: false,
             weight,
-        };
+        });
         let next = self.run(&mut task, |op, cx| op.start(cx));
         self.go(id, task, next, out);
         id

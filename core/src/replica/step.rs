@@ -1,5 +1,6 @@
 //! The machine: takes inputs, runs operations, and decides what is sent to the store and when.
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -33,7 +34,8 @@ pub struct Replica {
     pub(super) clock: StoreClock,
     pub(super) breaker: Breaker,
 
-    pub(super) tasks: BTreeMap<TaskId, Task>,
+    /// Boxed: a large value would be moved at every turn of its neighbours.
+    pub(super) tasks: BTreeMap<TaskId, Box<Task>>,
     pub(super) next_task: u64,
     pub(super) requests: BTreeMap<RequestId, Asked>,
     pub(super) joins: BTreeMap<u64, Join>,
@@ -346,7 +348,7 @@ impl Replica {
     }
 
     /// Does what an operation wants next.
-    pub(super) fn go(&mut self, id: TaskId, mut task: Task, mut next: Next, out: &mut Outputs) {
+    pub(super) fn go(&mut self, id: TaskId, mut task: Box<Task>, mut next: Next, out: &mut Outputs) {
         loop {
             match next {
                 Next::Read(read) => {
@@ -417,7 +419,7 @@ impl Replica {
     }
 
     /// Forgets a task.
-    pub(super) fn close(&mut self, id: TaskId) -> Option<Task> {
+    pub(super) fn close(&mut self, id: TaskId) -> Option<Box<Task>> {
         let task = self.tasks.remove(&id)?;
         self.deadlines.remove(&(task.deadline, id));
         self.bytes = self.bytes.saturating_sub(task.weight);
@@ -437,9 +439,13 @@ impl Replica {
             matches!(failure, Failure::PoolFull { .. } | Failure::Draining { .. }) && matches!(task.op, Op::Acquire(_))
         };
         let outcome = match outcome {
-            // honest-replies: after something was applied, "certainly not" would be a lie; a slot that was waited
-            // for and not had is certain.
-            Err(failure) if task.committed && failure.retry_after_ms().is_some() && !out_of_line(&failure) => {
+            // honest-replies: after something was applied, "certainly not" would be a lie, also when what tells of
+            // it cannot be read; a slot that was waited for and not had is certain.
+            Err(failure)
+                if task.committed
+                    && (failure.retry_after_ms().is_some() || failure == Failure::Quarantined)
+                    && !out_of_line(&failure) =>
+            {
                 Err(Failure::OutcomeUnknown { retry_after_ms: failure.retry_after_ms().unwrap_or(1_000) })
             }
             outcome => outcome,

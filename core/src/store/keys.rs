@@ -108,7 +108,7 @@ pub fn released(id: GroupId) -> Name {
 
 /// Index: child @ index; ended so.
 pub fn done(id: GroupId, outcome: ChildOutcome) -> Name {
-    Name::from(alloc::format!("done/{id}/{}", outcome.text()))
+    Name::from_static("done/").join(&id.text()).join(b"/").join(outcome.text().as_bytes())
 }
 
 /// The main record of whom an idempotency key names.
@@ -132,13 +132,16 @@ fn path(prefix: &str, parts: &[&str]) -> Name {
 
 fn encode(part: &str, out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
-    for b in part.bytes() {
-        if b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~' | b':') {
-            out.push(b);
-        } else {
-            out.extend_from_slice(&[b'%', HEX[usize::from(b >> 4)], HEX[usize::from(b & 15)]]);
-        }
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~' | b':');
+    let mut rest = part.as_bytes();
+    while let Some(at) = rest.iter().position(|b| !plain(*b)) {
+        let (clean, other) = rest.split_at(at);
+        out.extend_from_slice(clean);
+        let Some((b, left)) = other.split_first() else { return };
+        out.extend_from_slice(&[b'%', HEX[usize::from(b >> 4)], HEX[usize::from(b & 15)]]);
+        rest = left;
     }
+    out.extend_from_slice(rest);
 }
 
 fn decode(part: &str) -> Option<String> {
