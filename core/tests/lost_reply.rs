@@ -9,7 +9,7 @@ mod support;
 
 use leasehold_core::group::record::Mode;
 use leasehold_core::ids::{GroupId, JobId, Token};
-use leasehold_core::job::record::{Class, ErrorInfo};
+use leasehold_core::job::record::{Class, ErrorInfo, Status};
 use leasehold_core::opaque::{Content, Opaque};
 use leasehold_core::request::{
     Acquire, Beat, Claim, Complete, CreateGroup, EventCursor, Fail, Held, SetPool, SlotId, Submit,
@@ -356,4 +356,27 @@ fn c70_one_effect_each_whatever_is_lost() {
     }
     assert!(runs > 200, "{runs} runs");
     println!("{runs} runs, {unknown} answers unknown");
+}
+
+#[test]
+fn a_purge_of_a_queue_that_has_gone_since_does_not_deny_what_it_did() {
+    let mut world = World::new(1);
+    world.submit(0, Submit::new("default", "q", Content::json("1"))).unwrap();
+    let purge = Request::Purge { tenant: "default".into(), queue: "q".into(), status: Status::Queued };
+    let asked = world.ask(0, purge);
+    while !matches!(world.replicas[0].calls.front(), Some((_, StoreOp::Commit(_)))) {
+        assert!(world.perform(0));
+    }
+    let (id, op) = world.replicas[0].calls.pop_front().unwrap();
+    world.apply(&op).unwrap();
+    world.input(0, Input::StoreReply { id, reply: Err(StoreError::Unknown) });
+    // Meanwhile the cancelled job is trimmed, and its queue forgotten.
+    let cancelled = keys::status("default", "q", Class::System, Status::Cancelled);
+    for (_, member) in world.store.members(&cancelled) {
+        assert!(world.store.drop_member(&cancelled, &member));
+    }
+    assert!(world.store.drop_member(&keys::NAMES, &keys::queue_member("default", "q")));
+    world.to(20_000);
+    let outcome = world.answer(0, asked);
+    assert!(matches!(outcome, Some(Err(Failure::OutcomeUnknown { .. }))), "{outcome:?}");
 }

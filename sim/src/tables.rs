@@ -533,6 +533,9 @@ pub fn deed(txn: &Txn) -> Deed {
         |prefix: &'static [u8]| has(&|w| matches!(w, Write::Remove { index, .. } if index.starts_with(prefix)));
     let expires = |prefix: &'static [u8]| has(&|w| matches!(w, Write::Expire(key, _) if key.starts_with(prefix)));
     let touches_slot = puts(b"slot/") || deletes(b"slot/") || expires(b"slot/");
+    let takes = |prefix: &[u8]| {
+        txn.take.as_ref().is_some_and(|take| take.from.iter().any(|source| source.index.starts_with(prefix)))
+    };
     let from_end = |w: &Write| {
         matches!(w, Write::Remove { index, .. }
         if keys::status_of(index).is_some_and(|(_, _, _, status)| status.is_terminal()))
@@ -548,8 +551,8 @@ pub fn deed(txn: &Txn) -> Deed {
         () if deletes(b"slot/") || removes(b"holders/") || puts(b"slot/") => Deed::SlotRelease,
         () if adds(b"holders/") && !adds(b"leases") => Deed::SlotRefresh,
         () if adds(b"alive/") => Deed::SlotWait,
-        () if removes(b"groups/ended") => Deed::GroupRemove,
-        () if removes(b"held/") => Deed::LetGo,
+        () if removes(b"groups/ended") || removes(b"held/") => Deed::GroupRemove,
+        () if takes(b"held/") => Deed::LetGo,
         () if puts(b"group/") => Deed::GroupStop,
         () if txn.take.is_some() || has(&from_end) => Deed::Remove,
         () if removes(b"due") => Deed::Promote,

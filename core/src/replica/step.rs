@@ -440,10 +440,11 @@ impl Replica {
         };
         let outcome = match outcome {
             // honest-replies: after something was applied, "certainly not" would be a lie, also when what tells of
-            // it cannot be read; a slot that was waited for and not had is certain.
+            // it cannot be read or has gone; a slot that was waited for and not had is certain.
             Err(failure)
                 if task.committed
-                    && (failure.retry_after_ms().is_some() || failure == Failure::Quarantined)
+                    && (failure.retry_after_ms().is_some()
+                        || matches!(failure, Failure::Quarantined | Failure::UnknownQueue))
                     && !out_of_line(&failure) =>
             {
                 Err(Failure::OutcomeUnknown { retry_after_ms: failure.retry_after_ms().unwrap_or(1_000) })

@@ -6,6 +6,7 @@ use leasehold_core::group::record::{Group, GroupStatus};
 use leasehold_core::ids::GroupId;
 use leasehold_core::job::record::{Owner, Status};
 use leasehold_core::request::{ChildState, ChildView, CreateGroup, GroupCounts, GroupView, Submit};
+use leasehold_core::store::Clock;
 use leasehold_core::{Failure, JobId, Outcome, Request, Response};
 
 use super::groups::{GroupMoment, GroupTrack};
@@ -154,7 +155,7 @@ impl Oracle {
                 if u64::from(view.children) < to {
                     return lie("the page is not there");
                 }
-                if self.differs(track, *from, children).is_some() {
+                if self.differ(track, *from, children).any(|child| self.comparable(group.child(child), w.clock)) {
                     object(Promise::OneKeyOneJob, format!("another page was taken for a repeat: {request:?}"))?;
                 }
                 Ok(())
@@ -202,12 +203,17 @@ impl Oracle {
         }
     }
 
-    /// The first child of a page that was created with another body.
-    fn differs(&self, track: &GroupTrack, from: u32, page: &[Submit]) -> Option<u32> {
-        let asked = track.asked.as_ref()?;
-        (from..).zip(page).find_map(|(index, own)| {
+    /// Whether anything is left of a child to compare with: of one that was deleted there is not.
+    fn comparable(&self, child: JobId, clock: Clock) -> bool {
+        self.jobs.get(&child).is_some_and(|t| t.facts.job(clock).is_some())
+    }
+
+    /// The children of a page that were created with another body.
+    fn differ<'a>(&self, track: &'a GroupTrack, from: u32, page: &'a [Submit]) -> impl Iterator<Item = u32> + 'a {
+        let common = track.asked.as_ref().map(|asked| &asked.common);
+        (from..).zip(page).filter_map(move |(index, own)| {
             let body = track.bodies.get(index as usize)?;
-            (!same_body(body, &super::groups::child(&asked.common, own))).then_some(index)
+            (!same_body(body, &super::groups::child(common?, own))).then_some(index)
         })
     }
 
@@ -245,8 +251,12 @@ impl Oracle {
                 let Request::ExtendGroup { from, children, .. } = request else {
                     return lie("nothing was to be added");
                 };
-                let differs = track.and_then(|t| self.differs(t, *from, children));
-                if differs != Some(*index) { lie(&format!("the first that differs is {differs:?}")) } else { Ok(()) }
+                let differ: Vec<u32> = track.into_iter().flat_map(|t| self.differ(t, *from, children)).collect();
+                let first = differ.iter().find(|child| self.comparable(id.child(**child), w.clock));
+                if !differ.contains(index) || first.is_some_and(|first| first < index) {
+                    return lie(&format!("the first that differs is {first:?}"));
+                }
+                Ok(())
             }
             Failure::NotOpen => {
                 if !ever(&|g| g.sealed || g.stopped.is_some() || g.end.is_some()) {

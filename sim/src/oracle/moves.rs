@@ -318,7 +318,8 @@ impl Oracle {
             }
             other => return broken(Promise::HonestReplies, format!("job {job} was leased to {other:?}")),
         }
-        self.applied(item, ledger, &job, "claim", self.rewound)?;
+        let forgot = ledger.request(item).is_some_and(|request| self.receipt_lost(request));
+        self.applied(item, ledger, &job, "claim", self.rewound || forgot)?;
         if let Some(found) = ledger.item_mut(item) {
             found.granted.push(job);
         }
@@ -328,7 +329,6 @@ impl Oracle {
             _ => usize::MAX,
         };
         // Whoever lost the evidence of what it took takes again.
-        let forgot = ledger.request(item).is_some_and(|request| self.receipt_lost(request));
         if self.granted(item, ledger).len() >= most && !self.rewound && !forgot {
             return broken(
                 Promise::HonestReplies,
