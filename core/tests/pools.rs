@@ -7,10 +7,11 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use leasehold_core::job::record::Class;
 use leasehold_core::request::{Acquire, PoolView, RequestId, SetPool, SlotId};
-use leasehold_core::store::{Answer, StoreError, keys};
+use leasehold_core::store::{Answer, Commit, StoreError, Txn, Write, keys};
 use leasehold_core::{Failure, Input, Request, Response, StoreAnswer, StoreOp};
 use support::World;
 
@@ -467,4 +468,48 @@ fn c46_batch_leaves_headroom_and_interactive_work_is_next() {
         assert!(had(&mut w, n % 2, three[n]).is_some(), "the next free slot");
         assert!(view(&mut w).batch_in_use <= 8);
     }
+}
+
+#[test]
+fn a_sign_of_life_does_not_put_a_holder_into_the_line() {
+    let mut w = world(1, 1);
+    let before = w.store.records(b"slot/").count();
+    take(&mut w, 0);
+    let waits = w.ask(0, asked(Some("unit"), Class::System, 1, 60_000));
+    // Let in at once, or into the line: which of the two is for the store to say.
+    let mut entered = None;
+    while w.store.members(&keys::waiting(P, Class::System)).is_empty() {
+        entered = w.replicas[0].calls.front().cloned();
+        assert!(w.perform(0));
+    }
+    let renews = |op: &StoreOp| match op {
+        StoreOp::Commit(commit) => commit.txns.iter().flat_map(|t| &t.writes).any(|w| matches!(w, Write::Expire(..))),
+        StoreOp::Read(_) => false,
+    };
+    let renewal = loop {
+        match w.replicas[0].calls.front().cloned() {
+            Some((_, op)) if renews(&op) => break op,
+            Some(_) => assert!(w.perform(0)),
+            None => {
+                w.now_ms += 25;
+                w.input(0, Input::Timer);
+            }
+        }
+    };
+    // The store loses both, and what entered the line is applied once more: now there is room.
+    while w.store.records(b"slot/").count() > before {
+        assert_eq!(w.store.lose_newest(1), 1);
+    }
+    w.apply(&in_time(&entered.unwrap().1)).unwrap();
+    assert_eq!(entries(&w), [1, 0, 0, 0, 0, 0, 0, 0]);
+    w.apply(&renewal).unwrap();
+    assert_eq!(entries(&w), [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert!(w.answer(0, waits).is_none());
+}
+
+/// The same, however late it comes.
+fn in_time(op: &StoreOp) -> StoreOp {
+    let StoreOp::Commit(commit) = op else { panic!("{op:?}") };
+    let txns = commit.txns.iter().map(|txn| Arc::new(Txn { valid_until: u64::MAX, ..Txn::clone(txn) })).collect();
+    StoreOp::Commit(Commit { txns, ..commit.clone() })
 }

@@ -298,7 +298,9 @@ impl Oracle {
             other => return broken(Promise::HonestReplies, format!("group {id} was created by {other:?}")),
         };
         self.applied(item, ledger, &id, "creation", track.disturbed)?;
-        if !self.rewound && !track.disturbed && ledger.item(item).is_some_and(|i| i.effects > 1) {
+        // With the record of the first went the evidence that there was one.
+        let forgot = || self.damaged && self.groups.values().any(|t| t.by == Some(item) && t.disturbed);
+        if !self.rewound && !track.disturbed && ledger.item(item).is_some_and(|i| i.effects > 1) && !forgot() {
             object(Promise::HonestReplies, format!("one request created a second group, {id}"))?;
         }
         let common = &asked.common;

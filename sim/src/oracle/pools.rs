@@ -384,11 +384,14 @@ impl Oracle {
                 (Some(old), Some(new)) if new < old => {
                     object(Promise::HonestReplies, format!("pool {name}: {unit} was cut from {old} to {new}"))?;
                 }
-                // What was granted without the store takes the place of a grant of the same name that nobody was told of.
+                // What was granted without the store takes the place of a grant of the same name that nobody was told
+                // of, or that came of the same wait, which another server went on with.
                 (Some(end), None)
                     if *end > clock
                         && !over.contains(&member)
-                        && !(declared.contains(&member) && facts.held.get(&key).is_none_or(|h| h.told.is_empty())) =>
+                        && !(declared.contains(&member)
+                            && (facts.began.contains_key(&key)
+                                || facts.held.get(&key).is_none_or(|h| h.told.is_empty()))) =>
                 {
                     let what = format!("pool {name}: {unit} was taken from its holder before its end {end}");
                     object(Promise::BooksBalance, what)?;
