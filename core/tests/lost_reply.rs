@@ -380,3 +380,30 @@ fn a_purge_of_a_queue_that_has_gone_since_does_not_deny_what_it_did() {
     let outcome = world.answer(0, asked);
     assert!(matches!(outcome, Some(Err(Failure::OutcomeUnknown { .. }))), "{outcome:?}");
 }
+
+#[test]
+fn a_claim_whose_receipt_has_expired_does_not_deny_what_it_took() {
+    let mut world = World::new(1);
+    world.submit(0, Submit::new("default", "q", Content::json("1"))).unwrap();
+    let claim = Claim {
+        tenant: "default".into(),
+        worker: "w".into(),
+        queues: vec!["q".into()],
+        max: 1,
+        wait_ms: 20_000,
+        lease_ms: Some(600_000),
+        claim_id: None,
+    };
+    let asked = world.ask(0, Request::Claim(Box::new(claim)));
+    while !world.store.records(b"lease/").any(|_| true) {
+        let (id, op) = world.replicas[0].calls.pop_front().unwrap();
+        let reply = world.apply(&op);
+        let lost = world.store.records(b"lease/").any(|_| true);
+        world.input(0, Input::StoreReply { id, reply: if lost { Err(StoreError::Unknown) } else { reply } });
+    }
+    // The store's clock is stepped over the end of what would tell.
+    world.ahead_ms = 40_000;
+    world.to(30_000);
+    let outcome = world.answer(0, asked);
+    assert!(matches!(outcome, Some(Err(Failure::OutcomeUnknown { .. }))), "{outcome:?}");
+}

@@ -52,7 +52,8 @@ impl World {
                     self.oracle.declare(&asked.pool, keys::slot_member(&asked.tenant, &id.slot), nonce);
                 }
                 let known = self.declared.iter().any(|d| d.id == *id && (&d.pool, d.replica) == (&asked.pool, r));
-                let written = self.oracle.is_held(&asked.pool, &keys::slot_member(&asked.tenant, &id.slot), id.nonce);
+                // Written down by another replica, and maybe given back since this one read of it.
+                let written = self.oracle.was_held(&asked.pool, &keys::slot_member(&asked.tenant, &id.slot), id.nonce);
                 if known || written {
                     return;
                 }

@@ -93,8 +93,14 @@ impl Replica {
                 Some(State::Read { .. } | State::Settle(..)) if merged && unread => again.push(id),
                 Some(State::Read { .. }) => self.act(id, out, |op, cx| op.read_known(part, cx)),
                 Some(State::Settle(pending, evidence)) => {
-                    let verdict = evidence.judge(part.records.first().unwrap_or(&Record::Absent));
                     let over = clock > pending.valid_until;
+                    let verdict = match evidence.judge(part.records.first().unwrap_or(&Record::Absent)) {
+                        // Had it been applied at once, what tells of it may have expired: the clock was stepped.
+                        Verdict::NotApplied if evidence.is_new() && clock > outlived(pending.valid_until) => {
+                            Verdict::Unknown
+                        }
+                        verdict => verdict,
+                    };
                     self.settle(id, verdict, over, clock, out);
                 }
                 _ => {}
@@ -276,4 +282,9 @@ impl Replica {
             }
         }
     }
+}
+
+/// When the shortest-lived of what tells that a transaction was applied may be gone.
+fn outlived(valid_until: Clock) -> Clock {
+    valid_until.saturating_sub(limits::VALID).saturating_add(limits::RECEIPT_OWN)
 }

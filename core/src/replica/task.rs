@@ -149,6 +149,11 @@ impl Evidence {
         Evidence { key, own, found: None, kind: EvidenceKind::Time }
     }
 
+    /// Whether it speaks by being there.
+    pub fn is_new(&self) -> bool {
+        self.found.is_none() && !self.is_time()
+    }
+
     pub fn is_time(&self) -> bool {
         self.kind == EvidenceKind::Time
     }

@@ -16,6 +16,8 @@ pub const START: u64 = 1_700_000_000_000_000;
 pub struct World {
     pub store: Model,
     pub now_ms: u64,
+    /// The store's clock was stepped forward by so much.
+    pub ahead_ms: u64,
     pub replicas: Vec<One>,
     next_request: u64,
 }
@@ -36,7 +38,8 @@ impl World {
     }
 
     pub fn with(n: usize, config: Config) -> World {
-        let mut world = World { store: Model::new(START), now_ms: 0, replicas: Vec::new(), next_request: 0 };
+        let mut world =
+            World { store: Model::new(START), now_ms: 0, ahead_ms: 0, replicas: Vec::new(), next_request: 0 };
         for i in 0..n {
             world.replicas.push(One::new(&config, i as u8 + 1, 0));
         }
@@ -84,7 +87,7 @@ impl World {
     }
 
     pub fn apply(&mut self, op: &StoreOp) -> Result<StoreAnswer, StoreError> {
-        self.store.set_clock(START + self.now_ms * 1_000);
+        self.store.set_clock(START + (self.now_ms + self.ahead_ms) * 1_000);
         match op {
             StoreOp::Read(read) => self.store.read(read).map(StoreAnswer::Read),
             StoreOp::Commit(commit) => self.store.commit(commit).map(StoreAnswer::Commit),

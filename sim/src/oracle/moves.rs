@@ -625,7 +625,7 @@ impl Oracle {
         let grant = track.grants.iter().find(|g| g.token == token);
         let told = grant.is_some_and(|g| g.told_to.is_some());
         let gone = grant.and_then(|g| g.by).and_then(|by| ledger.get(by.call)).is_some_and(|c| c.hung_up);
-        if to != Queued || !same_place || told || !(gone || self.unread(job)) {
+        if to != Queued || !(same_place || track.damaged) || told || !(gone || self.unread(job)) {
             let what = format!("job {job} was put back (told {told}, asker gone {gone}) to {to:?}");
             object(Promise::ForwardOnly, what)?;
         }
