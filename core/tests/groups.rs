@@ -475,6 +475,27 @@ fn children_of_a_group_that_vanished_are_told_as_lost() {
 }
 
 #[test]
+fn ended_children_of_a_group_whose_retention_is_over_are_not_lost() {
+    let config = leasehold_core::Config { scrub_ms: 100, retention_ms: 20_000, ..Default::default() };
+    let mut w = World::with(1, config);
+    let id = create(&mut w, asked(2, 2));
+    for job in w.claim(0, "w", "q", 2, None) {
+        complete(&mut w, 0, &job);
+    }
+    w.to(5_000);
+    assert_eq!(group(&mut w, 0, id).status, GroupStatus::Succeeded);
+    // What the group's removal would find it by, lost just before.
+    w.to(119_900);
+    lose(&mut w, keys::GROUPS_ENDED, keys::group_member(id));
+    w.store.collect_garbage();
+    w.to(300_000);
+    w.store.collect_garbage();
+    assert_eq!(w.store.records(b"job/").count(), 0);
+    assert_eq!(w.replicas[0].replica.stats().lost, 0);
+    balanced(&mut w);
+}
+
+#[test]
 fn a_child_that_is_given_up_after_its_group_had_gone_leaves_nothing() {
     let config = leasehold_core::Config { scrub_ms: 100, ..Default::default() };
     let mut w = World::with(1, config);

@@ -179,6 +179,21 @@ fn a_claim_does_not_deny_what_it_took() {
     }
 }
 
+#[test]
+fn a_repeated_claim_leaves_alone_what_the_first_may_have_told() {
+    let mut world = World::new(2);
+    world.submit(0, Submit::new("default", "q", Content::json("1"))).unwrap();
+    let named = || match claim() {
+        Request::Claim(asked) => Request::Claim(Box::new(Claim { claim_id: Some("id".into()), ..*asked })),
+        other => other,
+    };
+    let Ok(Response::Claimed(jobs)) = world.call(0, named()) else { panic!("it is claimed") };
+    assert_eq!(jobs.len(), 1);
+    world.store.corrupt(&keys::job(jobs[0].id), codec::newer());
+    assert_eq!(world.call(1, named()), Ok(Response::Claimed(Vec::new())));
+    assert_eq!(world.store.records(b"lease/").count(), 1);
+}
+
 /// A claim that may be refused.
 fn ask(world: &mut World) -> Outcome {
     world.call(0, claim())

@@ -53,7 +53,8 @@ impl World {
                 }
                 let known = self.declared.iter().any(|d| d.id == *id && (&d.pool, d.replica) == (&asked.pool, r));
                 // Written down by another replica, and maybe given back since this one read of it.
-                let written = self.oracle.was_held(&asked.pool, &keys::slot_member(&asked.tenant, &id.slot), id.nonce);
+                let written =
+                    self.oracle.was_entered(&asked.pool, &keys::slot_member(&asked.tenant, &id.slot), id.nonce);
                 if known || written {
                     return;
                 }

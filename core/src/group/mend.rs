@@ -282,6 +282,10 @@ impl Mend {
         writes.extend(books(parent).map(|index| remove(index, &member)));
         // What else the group's books name is removed as at the end of its retention.
         writes.push(add(keys::GROUPS_ENDED, &keys::group_member(parent), ScoreAt::Clock(0)));
+        if job.end.is_some() {
+            // It had ended, and goes with the group, whose entry was lost.
+            return self.draft(Draft::new(guards, writes), Mark::GhostRemoved);
+        }
         writes.push(home.event(Kind::Lost, id, None, Some("group")));
         self.draft(Draft::new(guards, writes), Mark::JobLost);
     }

@@ -40,6 +40,8 @@ pub(crate) struct Claim {
     items: Vec<Member>,
     /// Bytes of payload to be answered with.
     bytes: usize,
+    /// What it found is another try's, which may have told its asker.
+    repeats: bool,
     /// Queues found paused by this very try. That is never remembered beyond it: a paused queue is
     /// left out, so no guard would ever tell that it has been resumed.
     paused: BTreeSet<String>,
@@ -134,6 +136,7 @@ impl Claim {
             granted_at: 0,
             items: Vec::new(),
             bytes: 0,
+            repeats: false,
             paused: BTreeSet::new(),
         })
     }
@@ -274,6 +277,7 @@ impl Claim {
             });
         };
         cx.mark(Mark::ClaimRepeated);
+        self.repeats = true;
         self.nonce = version;
         self.items = taken
             .iter()
@@ -402,6 +406,10 @@ impl Claim {
         let record = item.job.as_ref()?;
         if record.is_newer() || item.payload.as_ref().is_some_and(Record::is_newer) {
             cx.mark(Mark::NewerFormat);
+            if self.repeats {
+                // one-live-lease: whoever asked first may have heard of it, and run it.
+                return Some((Vec::new(), Fix::Lost));
+            }
             return Some((vec![put_back(id, home, item.score, held, None, item.deadline())], Fix::PutBack));
         }
         let (version, job) = match decode_record::<Job>(record) {
@@ -615,6 +623,7 @@ impl Operation for Claim {
         self.paused.clear();
         self.bytes = 0;
         self.granted_at = 0;
+        self.repeats = false;
         if cx.stats.newer_format {
             return Next::fail(Failure::NewerFormat { retry_after_ms: 10_000 });
         }

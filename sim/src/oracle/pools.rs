@@ -659,15 +659,15 @@ impl Oracle {
         facts.is_none_or(|f| f.disturbed || held(f))
     }
 
+    /// Whether the store has, or had, that very grant.
+    pub fn was_entered(&self, pool: &str, member: &Name, nonce: Option<Version>) -> bool {
+        let facts = self.pools.get(pool);
+        facts.zip(nonce).is_some_and(|(f, nonce)| f.held.contains_key(&(member.clone(), nonce)))
+    }
+
     /// Whether there was no such pool at some time from that change on.
     pub fn pool_was_absent(&self, pool: &str, since: u64) -> bool {
         self.pools.get(pool).is_none_or(|f| f.was(false, since))
-    }
-
-    /// Whether a grant is in the store and not over.
-    pub fn is_held(&self, pool: &str, member: &Name, nonce: Option<Version>) -> bool {
-        let held = self.pools.get(pool).zip(nonce).and_then(|(f, nonce)| f.held.get(&(member.clone(), nonce)));
-        held.is_some_and(|held| held.over.is_none())
     }
 
     /// A replica says that it has granted this without the store.
