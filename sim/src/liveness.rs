@@ -293,7 +293,8 @@ impl World {
         for (index, members) in self.store.model.books().iter() {
             // A probe of a job that nobody could read is past its end, and goes when the upstream is next looked at.
             let probe = self.oracle.damaged() && index.starts_with(b"probe/");
-            if ![keys::NAMES, keys::POOLS, keys::QUARANTINE].contains(index) && !probe {
+            let unread = members.iter().all(|(member, _)| self.oracle.is_quarantined(member));
+            if ![keys::NAMES, keys::POOLS, keys::QUARANTINE].contains(index) && !probe && !unread {
                 let first = members.first().map(|(s, m): &(Score, _)| format!("{m} @{s}"));
                 left.push(format!("{index}: {first:?}"));
             }

@@ -254,7 +254,9 @@ pub struct Oracle {
     /// Records that were once said to be of a newer release.
     pub newer: std::collections::BTreeSet<Name>,
     pub(crate) rewound: bool,
-    /// The store's clock when that was last.
+    /// A queue's name was lost.
+    name_lost: bool,
+    /// The store's clock when commits were last forgotten.
     pub(crate) rewound_at: Clock,
     /// Receipts of claims that the store lost: with them went the evidence of what was applied.
     receipts_lost: std::collections::BTreeSet<Name>,
@@ -290,6 +292,7 @@ impl Oracle {
             newer: std::collections::BTreeSet::new(),
             rewound: false,
             rewound_at: 0,
+            name_lost: false,
             receipts_lost: std::collections::BTreeSet::new(),
             checks: 0,
             tried: Box::default(),
@@ -443,6 +446,7 @@ impl Oracle {
                 self.lose_record(&key, now.as_ref());
             }
             Damage::Entry(index, member) => {
+                self.name_lost |= index == leasehold_core::store::keys::NAMES;
                 self.lose_entry(&index, &member);
                 self.disturb_pool(&index, Some(&member));
                 if let Some(probes) = self.probes.get_mut(&index) {
@@ -493,13 +497,20 @@ impl Oracle {
     pub fn live(&self, clock: Clock) -> Vec<(JobId, String)> {
         self.jobs
             .iter()
-            .filter(|(_, t)| t.facts.is_live(clock) || t.facts.stands_live())
+            .filter(|(_, t)| self.is_to_end(t, clock))
             .map(|(job, t)| (*job, t.facts.describe(clock)))
             .collect()
     }
 
+    /// Whether a job has an end before it. One that nobody can read, in a queue whose name is lost as well, is found
+    /// by nobody until the queue is used again.
+    fn is_to_end(&self, track: &Track, clock: Clock) -> bool {
+        let found = !(track.facts.quarantined && self.name_lost);
+        track.facts.is_live(clock) || track.facts.stands_live() && found
+    }
+
     pub fn live_count(&self, clock: Clock) -> usize {
-        let jobs = self.jobs.values().filter(|t| t.facts.is_live(clock) || t.facts.stands_live());
+        let jobs = self.jobs.values().filter(|t| self.is_to_end(t, clock));
         jobs.count() + self.live_groups(clock).count()
     }
 
