@@ -319,7 +319,8 @@ impl Oracle {
             other => return broken(Promise::HonestReplies, format!("job {job} was leased to {other:?}")),
         }
         let forgot = ledger.request(item).is_some_and(|request| self.receipt_lost(request));
-        self.applied(item, ledger, &job, "claim", self.rewound || forgot)?;
+        // What was put back since it could not be read is as it was, and a late copy takes it once more: it lapses.
+        self.applied(item, ledger, &job, "claim", self.rewound || forgot || self.unread(job))?;
         if let Some(found) = ledger.item_mut(item) {
             found.granted.push(job);
         }
