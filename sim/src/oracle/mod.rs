@@ -244,7 +244,7 @@ pub struct Oracle {
     /// Jobs that each of the newest commits touched.
     ring: VecDeque<Vec<JobId>>,
     /// The store's clock went back at some time: order by clock is not promised.
-    clock_back: bool,
+    pub(crate) clock_back: bool,
     /// The furthest that the store's clock had come when it went back …
     newest: Clock,
     /// … and whether the transaction that is looked at had been too late by then: whoever has seen that clock was
