@@ -376,6 +376,11 @@ fn finalize(seen: &Seen<'_>, group: &Group, version: crate::store::Version, cx: 
     ];
     let mut guards = vec![Guard::At(keys::group(id), version)];
     guards.extend([keys::held(id), keys::released(id)].map(|index| Guard::Below(index, Span::All, 1)));
+    // Such a store may since have seen a child end otherwise: no outcome has more than was counted, so each has as many.
+    let c = &seen.counts;
+    for (outcome, n) in ChildOutcome::ALL.into_iter().zip([c.succeeded, c.dead, c.cancelled, c.expired, c.lost]) {
+        guards.push(Guard::Below(keys::done(id, outcome), Span::All, n.saturating_add(1)));
+    }
     let plain = Draft::new(guards, writes);
     let Some((key, key_version)) = &group.key else { return vec![plain] };
     let key = keys::key(&group.tenant, key);
