@@ -764,3 +764,30 @@ fn a_lost_child_is_counted_once() {
         assert_eq!(counts(&w, id), 1);
     }
 }
+
+#[test]
+fn an_end_that_was_decided_on_what_is_lost_does_not_hold() {
+    let mut w = World::new(2);
+    let id = create(&mut w, asked(1, 1));
+    let job = w.claim(0, "w", "q", 1, Some(3_600_000)).remove(0);
+    let done = w.ask(0, Request::Complete(Box::new(Complete { held: held(&job), result: None })));
+    while w.answer(0, done).is_none() {
+        assert!(w.perform(0));
+    }
+    look(&mut w, 0);
+    // The store loses the success, and the child ends otherwise.
+    while w.store.members(&keys::done(id, ChildOutcome::Succeeded)).len() == 1 {
+        assert_eq!(w.store.lose_newest(1), 1);
+    }
+    let error = ErrorInfo { message: "no".into(), kind: None, detail: None };
+    let fail = Fail { held: held(&job), error, retryable: false, retry_in_ms: None };
+    let failed = w.ask(1, Request::Fail(Box::new(fail)));
+    while w.answer(1, failed).is_none() {
+        assert!(w.perform(1));
+    }
+    w.perform(0);
+    let later = w.now_ms + 5_000;
+    w.to(later);
+    let view = group(&mut w, 0, id);
+    assert_eq!((view.status, view.counts.dead), (GroupStatus::Failed, 1));
+}
