@@ -407,8 +407,8 @@ impl Claim {
         if record.is_newer() || item.payload.as_ref().is_some_and(Record::is_newer) {
             cx.mark(Mark::NewerFormat);
             if self.repeats {
-                // one-live-lease: whoever asked first may have heard of it, and run it.
-                return Some((Vec::new(), Fix::Lost));
+                // one-live-lease: whoever asked first may have heard of it, and run it. It is left out, and alone.
+                return Some((Vec::new(), Fix::PutBack));
             }
             return Some((vec![put_back(id, home, item.score, held, None, item.deadline())], Fix::PutBack));
         }
@@ -593,7 +593,6 @@ fn payload_len(item: &Member) -> usize {
     }
 }
 
-/// Back to its old place, nothing counted.
 /// When a job that has not been delivered is to be given up, if ever.
 pub(crate) fn queue_deadline(job: &Job, born: Clock) -> Option<Clock> {
     let ttl = job.policy.queue_ttl_ms.filter(|_| job.deliveries == 0)?;

@@ -826,14 +826,14 @@ impl Oracle {
         )
     }
 
-    /// Jobs that are leased to a request now and that it has to hand out: not those with a queue deadline, which may
-    /// have passed when they were taken.
     /// Whether a replica may have been too old to read something of a running job: what it could not read it may
     /// not hand out.
     pub(super) fn unread(&self, job: JobId) -> bool {
         [keys::job, keys::lease, keys::payload, keys::progress].iter().any(|key| self.newer.contains(&key(job)))
     }
 
+    /// Jobs that are leased to a request now and that it has to hand out: not those with a queue deadline, which may
+    /// have passed when they were taken.
     pub(super) fn granted(&self, item: ItemRef, ledger: &Ledger) -> BTreeMap<JobId, Token> {
         let granted = ledger.item(item).map(|i| i.granted.as_slice()).unwrap_or_default();
         let leased = |job: &JobId| {
