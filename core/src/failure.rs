@@ -2,12 +2,24 @@
 
 use alloc::string::String;
 
+/// Path of a field in a request.
+pub type Field = &'static str;
+
+/// In a recorded state it is a text. It is leaked: there are few, in a program that replays and ends.
+fn field<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Field, D::Error> {
+    <String as serde::Deserialize>::deserialize(from).map(|text| &*text.leak())
+}
+
 /// Each variant says whether the request was applied, and what the caller does next. The shell
 /// turns it into a status in one table; [`Failure::code`] is the stable name.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Failure {
     /// The caller's fault, certainly not applied: mend `field` and send again.
-    Invalid { field: &'static str, detail: String },
+    Invalid {
+        #[serde(deserialize_with = "field")]
+        field: Field,
+        detail: String,
+    },
     /// There is no such job (or it is another tenant's).
     UnknownJob,
     /// There is no such group (or it is another tenant's).

@@ -167,7 +167,7 @@ impl FromStr for GroupId {
 }
 
 /// Makes the ids, nonces and jitter of one replica from one ChaCha stream.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Maker {
     rng: rand_chacha::ChaCha8Rng,
     last: JobId,

@@ -399,7 +399,7 @@ pub struct EventCursor {
     pub seen: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Response {
     Created(Box<JobView>),
     /// The job that the key named already.
@@ -478,7 +478,7 @@ pub enum Response {
 }
 
 /// A job as its owner sees it. Clocks are the store's, in microseconds.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct JobView {
     pub id: JobId,
     pub queue: String,
@@ -509,7 +509,7 @@ pub struct JobView {
 }
 
 /// A group as its owner sees it.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GroupView {
     pub id: GroupId,
     pub queue: String,
@@ -530,7 +530,7 @@ pub struct GroupView {
 }
 
 /// A pool as its users see it, of one moment.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PoolView {
     pub name: String,
     pub total: u32,
@@ -545,7 +545,7 @@ pub struct PoolView {
     pub holders: Vec<HolderView>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HolderView {
     pub of: SlotOf,
     pub holder: Option<String>,
@@ -555,7 +555,7 @@ pub struct HolderView {
 }
 
 /// What a slot is held for.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum SlotOf {
     /// Whoever asked for it.
     Caller(SlotId),
@@ -564,7 +564,7 @@ pub enum SlotOf {
 }
 
 /// Where a group's children are: each in one, as the sizes of indexes at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct GroupCounts {
     pub held: u64,
     /// Released and not ended.
@@ -584,7 +584,7 @@ impl GroupCounts {
 }
 
 /// One child of a group.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ChildView {
     pub index: u32,
     pub id: JobId,
@@ -601,7 +601,7 @@ pub struct ChildView {
     pub result: Option<Content>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum ChildState {
     Held,
     /// Released and not ended.
@@ -619,7 +619,7 @@ impl ChildState {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Progress {
     /// JSON text.
     pub value: Opaque,
@@ -627,7 +627,7 @@ pub struct Progress {
     pub at: Clock,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LeaseView {
     pub worker: String,
     pub granted_at: Clock,
@@ -635,7 +635,7 @@ pub struct LeaseView {
 }
 
 /// The first thing that keeps a job from running.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Why {
     /// Not due yet.
     Scheduled {
@@ -676,7 +676,7 @@ pub enum Why {
 }
 
 /// One leased job as the worker gets it.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Leased {
     pub id: JobId,
     pub token: Token,
@@ -692,7 +692,7 @@ pub struct Leased {
 }
 
 /// One job that this server is to run now.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Dispatched {
     pub tenant: String,
     pub job: Leased,
@@ -702,7 +702,7 @@ pub struct Dispatched {
     pub on_prem: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct UpstreamView {
     pub name: String,
     /// On hold until then by the store's clock; past: until a call succeeds.
@@ -713,7 +713,7 @@ pub struct UpstreamView {
     pub at: Clock,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct QueueView {
     pub name: String,
     pub paused: bool,
@@ -728,7 +728,7 @@ pub struct QueueView {
 }
 
 /// One audit event.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct EventView {
     /// The cursor that continues after this event: its id.
     pub id: EventCursor,
@@ -755,7 +755,7 @@ pub enum Inspect {
 }
 
 /// Records and index entries as they stand in the store, of one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Inspected {
     pub at: Clock,
     pub records: Vec<RecordView>,
@@ -765,7 +765,7 @@ pub struct Inspected {
     pub counts: Vec<(String, u64)>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RecordView {
     pub key: String,
     pub version: u64,
@@ -778,7 +778,7 @@ pub struct RecordView {
 }
 
 /// A page of the audit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Audited {
     pub at: Clock,
     /// What was looked at on this page.
@@ -793,7 +793,7 @@ pub struct Audited {
 }
 
 /// Something that does not balance.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Finding {
     /// A job's id, a record's key or an index's name.
     pub subject: String,

@@ -56,10 +56,10 @@ pub struct Flags {
     /// On a Redis: refuse a server whose eviction policy is not noeviction, rather than only say so
     #[arg(long)]
     require_noeviction: bool,
-    /// Record what the server's core is told, without contents, into a file in this folder: `sim replay` replays it
+    /// Record what the server's core is told, without contents, into files in this folder: `sim replay` replays them
     #[arg(long, value_name = "FOLDER")]
     record: Option<String>,
-    /// Where a recording ends [default: 1GiB]
+    /// Bytes of all recordings in the folder: the oldest go first [default: 1GiB]
     #[arg(long, value_name = "BYTES")]
     record_limit: Option<String>,
 }
@@ -79,7 +79,7 @@ pub struct Config {
     pub redis: leasehold_redis::Options,
     /// Where recordings are made.
     pub record: Option<PathBuf>,
-    /// Bytes of one recording.
+    /// Bytes of all recordings in it.
     pub record_limit: u64,
     /// Pools, upstreams and routes: in the file only.
     pub gateway: Gateway,

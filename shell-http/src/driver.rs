@@ -131,7 +131,7 @@ where
     E: From<std::io::Error>,
 {
     let shared = Arc::new(Shared::default());
-    let tape = record.map(|settings| Tape::start(settings, &config, seed)).transpose()?;
+    let tape = record.map(Tape::start).transpose()?;
     let store = open(Deliver(shared.clone()))?;
     let watch = Arc::new(StoreWatch::new(store.folder()));
     let driver = Driver { shared: shared.clone(), watch: watch.clone() };
@@ -379,7 +379,7 @@ impl<S: StoreHandle> Loop<S> {
     fn step(&mut self, input: Input) {
         let now = self.now();
         if let Some(tape) = &mut self.tape {
-            tape.begin(now, &input);
+            tape.begin(&self.replica, now, &input);
         }
         self.replica.step(now, input, &mut self.out);
         if let Some(tape) = &mut self.tape {

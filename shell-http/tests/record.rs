@@ -1,6 +1,6 @@
 //! Goal: what a server records while it works is enough to have its core do the same again, output by output, and has
 //! none of the contents in it. Method: two servers on one Redis under load, one of them killed; a server that is
-//! told to end, one whose recording reaches its limit.
+//! told to end, one whose recordings are many times the limit.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test says what is wrong by panicking")]
 
@@ -8,28 +8,34 @@
 mod redis_server;
 mod support;
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
 use leasehold_core::recording::Player;
 use redis_server::Server as Redis;
 use serde_json::json;
-use support::{Client, Folder, Server, claim, until};
+use support::{Client, Folder, Server, claim};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn recording(server: &Server, folder: &Path) -> Vec<u8> {
-    let own = format!("-{}.record", server.pid());
+/// What a server left, the oldest first.
+fn recordings(server: &Server, folder: &Path) -> Vec<Vec<u8>> {
+    let own = format!("-{}.", server.pid());
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    std::fs::read(files.into_iter().find(|p| p.to_str().unwrap().ends_with(&own)).unwrap()).unwrap()
+    let mut files: Vec<_> = files.filter(|p| p.to_str().unwrap().contains(&own)).collect();
+    files.sort();
+    files.iter().map(|path| std::fs::read(path).unwrap()).collect()
 }
 
-/// Replays it, and returns how many steps it has.
-fn replayed(recording: &[u8]) -> u64 {
-    let mut steps = 0;
-    for played in Player::new(recording).unwrap() {
+/// Replays it, and returns the numbers of its steps.
+fn replayed(recording: &[u8]) -> Range<u64> {
+    let player = Player::new(recording).unwrap();
+    let mut steps = player.header.first..player.header.first;
+    for played in player {
         assert_eq!(played.same, Ok(()), "{played:?}");
-        steps += 1;
+        assert_eq!(played.number, steps.end);
+        steps.end += 1;
     }
     steps
 }
@@ -85,8 +91,8 @@ fn what_two_servers_recorded_on_one_redis_is_replayed_also_that_of_the_killed_on
     second.signal(rustix::process::Signal::TERM);
     assert!(second.wait(PATIENCE).success());
     for server in [&first, &second] {
-        let recording = recording(server, folder.path());
-        let steps = replayed(&recording);
+        let recording = recordings(server, folder.path()).concat();
+        let steps = replayed(&recording).end;
         println!("{steps} steps, {} bytes", recording.len());
         assert!(steps > 500, "{steps}");
         assert!(has(&recording, "key 3") && !has(&recording, "contents-47"), "names are in it, contents are not");
@@ -94,14 +100,38 @@ fn what_two_servers_recorded_on_one_redis_is_replayed_also_that_of_the_killed_on
 }
 
 #[test]
-fn a_recording_ends_at_its_limit_and_the_server_goes_on() {
+fn what_is_recorded_is_the_last_that_has_room_whichever_process_made_it() {
+    const LIMIT: usize = 400 * 1_024;
     let folder = Folder::new();
     let tapes = folder.path().join("tapes");
-    let flags = ["--record", tapes.to_str().unwrap(), "--record-limit", "40KiB"];
-    let server = Server::start(&folder, &flags);
-    work(&mut server.client(), 10);
-    let recording = recording(&server, &tapes);
-    assert!((30_000..=40 * 1_024).contains(&recording.len()), "{}", recording.len());
-    assert!(replayed(&recording) > 20);
-    until("it goes on", PATIENCE, || server.client().get("/readyz").status == 200);
+    let flags = ["--record", tapes.to_str().unwrap(), "--record-limit", "400KiB"];
+    let mut earlier = Server::start(&folder, &flags);
+    work(&mut earlier.client(), 3);
+    earlier.kill();
+    assert!(!recordings(&earlier, &tapes).is_empty());
+    let mut server = Server::start(&folder, &flags);
+    work(&mut server.client(), 60);
+    server.signal(rustix::process::Signal::TERM);
+    assert!(server.wait(PATIENCE).success());
+
+    assert_eq!(recordings(&earlier, &tapes).len(), 0, "what is older goes first");
+    let parts = recordings(&server, &tapes);
+    assert!((2..=5).contains(&parts.len()), "{}", parts.len());
+    let bytes: usize = parts.iter().map(Vec::len).sum();
+    assert!((LIMIT / 2..LIMIT * 5 / 4).contains(&bytes), "{bytes}");
+    // Each alone, and nothing between them is missing.
+    let steps: Vec<_> = parts.iter().map(|part| replayed(part)).collect();
+    println!("{steps:?}, {bytes} bytes");
+    assert!(steps.windows(2).all(|two| two[0].end == two[1].start), "{steps:?}");
+    assert!(steps[0].start > 500, "the beginning has gone: {steps:?}");
+}
+
+#[test]
+fn a_limit_that_has_no_room_for_a_state_ends_the_recording_and_the_server_goes_on() {
+    let folder = Folder::new();
+    let tapes = folder.path().join("tapes");
+    let server = Server::start(&folder, &["--record", tapes.to_str().unwrap(), "--record-limit", "1KiB"]);
+    work(&mut server.client(), 3);
+    assert!(recordings(&server, &tapes).concat().len() < 4_096);
+    assert_eq!(server.client().get("/readyz").status, 200);
 }

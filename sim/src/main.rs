@@ -48,7 +48,7 @@ USAGE
                                  promise objects
   sim pairs --seeds A..B         runs without faults that differ in one thing, as batching, replicas or clocks:
                                  what comes of the work must be the same
-  sim replay FILE [--trace] [--focus TEXT] [--until STEP] [--only STEP] [--against PROGRAM]
+  sim replay FILE… [--trace] [--focus TEXT] [--until STEP] [--only STEP] [--against PROGRAM]
                                  what a server recorded (`leasehold --record`): every output must come again
 
 OPTIONS
@@ -104,7 +104,7 @@ struct Args {
     soak: bool,
     corrupt: bool,
     in_pairs: bool,
-    replay: Option<PathBuf>,
+    replay: Option<Vec<PathBuf>>,
     explain: Option<PathBuf>,
     show: Show,
     from: Option<u64>,
@@ -166,7 +166,7 @@ fn parse() -> Result<Option<Args>, String> {
             Value(word) if word == "soak" => args.soak = true,
             Value(word) if word == "corrupt" => args.corrupt = true,
             Value(word) if word == "pairs" => args.in_pairs = true,
-            Value(word) if word == "replay" => args.replay = Some(parser.value().map_err(text)?.into()),
+            Value(word) if word == "replay" => args.replay = Some(vec![parser.value().map_err(text)?.into()]),
             Value(word) if word == "explain" => args.explain = Some(parser.value().map_err(text)?.into()),
             Long("only") => args.show.only = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("against") => args.show.against = Some(parser.value().map_err(text)?.into()),
@@ -176,6 +176,9 @@ fn parse() -> Result<Option<Args>, String> {
                 args.minutes = Some(hours.saturating_mul(60));
             }
             Value(word) if word == "run" => {}
+            Value(file) if args.replay.is_some() => {
+                args.replay.iter_mut().for_each(|all| all.push(file.clone().into()))
+            }
             Long("scope") => args.scope = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("faults") => args.faults = Some(parser.value().map_err(text)?.parse().map_err(text)?),
             Long("jumps") => args.jumps = Some(parser.value().map_err(text)?.parse().map_err(text)?),
@@ -227,8 +230,8 @@ fn go(args: &Args) -> u8 {
     if args.soak {
         return soak(args);
     }
-    if let Some(file) = &args.replay {
-        return replay(args, file);
+    if let Some(files) = &args.replay {
+        return replay(args, files);
     }
     if let Some(folder) = &args.explain {
         return explain(args, folder);
@@ -264,7 +267,10 @@ fn one(args: &Args, mut plan: Plan) -> u8 {
     let from = Instant::now();
     let trace = Trace { print: args.trace, keep: true, focus: args.focus.clone(), kept: Vec::new() };
     let until = args.until.unwrap_or(u64::MAX);
-    let outcome = report::run_with(&plan, &Options { trace, until, tape: args.out.is_some(), ..Options::default() });
+    let outcome = report::run_with(
+        &plan,
+        &Options { trace, until, tape: args.out.is_some().then_some(u64::MAX), ..Options::default() },
+    );
     print!("{}", report::summary(&outcome, Some(from.elapsed())));
     if let Err(error) = artefacts(args, &outcome) {
         eprintln!("sim: {error}");
@@ -276,17 +282,23 @@ fn one(args: &Args, mut plan: Plan) -> u8 {
     outcome.status()
 }
 
-fn replay(args: &Args, file: &Path) -> u8 {
+fn replay(args: &Args, files: &[PathBuf]) -> u8 {
     let focus = args.focus.as_ref().map(Focus::plain).or(args.trace.then(String::new));
     let show = Show { focus, until: args.until, ..args.show.clone() };
-    match tape::replay(file, &show, &mut |text| println!("{text}")) {
-        Ok(tape::End::Same) => report::HELD,
-        Ok(tape::End::Differs) => report::NOT_DETERMINISTIC,
-        Err(error) => {
-            eprintln!("sim: {error}");
-            report::USAGE
+    for file in files {
+        if files.len() > 1 {
+            println!("{}", file.display());
+        }
+        match tape::replay(file, &show, &mut |text| println!("{text}")) {
+            Ok(tape::End::Same) => {}
+            Ok(tape::End::Differs) => return report::NOT_DETERMINISTIC,
+            Err(error) => {
+                eprintln!("sim: {error}");
+                return report::USAGE;
+            }
         }
     }
+    report::HELD
 }
 
 fn explain(args: &Args, folder: &Path) -> u8 {
@@ -387,7 +399,7 @@ fn artefacts(args: &Args, outcome: &Outcome) -> Result<(), String> {
     report::write(outcome, folder).map_err(|error| format!("--out {}: {error}", folder.display()))?;
     for tape in &outcome.tapes {
         let path = folder.join(tape.name());
-        std::fs::write(&path, &tape.bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+        std::fs::write(&path, tape.parts.concat()).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     let tapes = if outcome.tapes.is_empty() { "" } else { ", and a recording of each replica" };
     println!(

@@ -83,7 +83,7 @@ impl World {
             drift_ppm: if drift_ppm > drift as i64 { drift as i64 - drift_ppm } else { drift_ppm },
             undisturbed_since: self.now,
             stepped: self.setup.clocks_from_us * (r as u64 + 1),
-            tape: self.taping.then(|| Box::new(Tape::new(r, epoch, &self.setup.config, seed))),
+            tape: self.taping.map(|every| Box::new(Tape::new(r, epoch, every))),
             ..Host::default()
         };
         self.digest.add(&("boot", r, epoch));
@@ -121,7 +121,10 @@ impl World {
         let mut out = Outputs::new();
         self.digest.num(r as u64);
         self.digest.num(now);
-        let taped = host.tape.is_some().then(|| input.clone());
+        let taped = host.tape.as_mut().map(|tape| {
+            tape.begin(replica);
+            input.clone()
+        });
         replica.step(now, input, &mut out);
         if let (Some(tape), Some(input)) = (&mut host.tape, taped) {
             tape.step(now, input, &out);

@@ -62,7 +62,7 @@ pub struct Options {
     pub until: u64,
     pub record: bool,
     /// Replicas are recorded.
-    pub tape: bool,
+    pub tape: Option<u64>,
     /// The world is written down as well.
     pub watch: Option<Box<Watch>>,
     /// The oracle is told something wrong.
@@ -71,7 +71,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { trace: Trace::default(), until: u64::MAX, record: false, tape: false, watch: None, corruption: None }
+        Options { trace: Trace::default(), until: u64::MAX, record: false, tape: None, watch: None, corruption: None }
     }
 }
 

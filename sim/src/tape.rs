@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use leasehold_core::recording::{Difference, Played, Player, Recorder, Unreadable};
-use leasehold_core::{Config, Input, Output};
+use leasehold_core::{Input, Output, Replica};
 
 /// One life of a simulated replica.
 #[derive(Clone, Debug)]
@@ -15,17 +15,31 @@ pub struct Tape {
     pub replica: usize,
     pub epoch: u32,
     recorder: Recorder,
-    pub bytes: Vec<u8>,
+    /// After so many steps a part is over.
+    every: u64,
+    steps: u64,
+    /// Each can be replayed alone.
+    pub parts: Vec<Vec<u8>>,
 }
 
 impl Tape {
-    pub fn new(replica: usize, epoch: u32, config: &Config, seed: [u8; 32]) -> Tape {
-        let bytes = Recorder::begin(env!("CARGO_PKG_VERSION"), config, seed);
-        Tape { replica, epoch, recorder: Recorder::default(), bytes }
+    pub fn new(replica: usize, epoch: u32, every: u64) -> Tape {
+        Tape { replica, epoch, recorder: Recorder::default(), every, steps: 0, parts: Vec::new() }
     }
 
+    /// The replica is about to take a step.
+    pub fn begin(&mut self, replica: &Replica) {
+        if self.steps.is_multiple_of(self.every) {
+            self.parts.push(Recorder::begin(env!("CARGO_PKG_VERSION"), self.steps, replica));
+        }
+    }
+
+    /// It took it.
     pub fn step(&mut self, now: u64, input: Input, outputs: &[Output]) {
-        self.recorder.step(now, input, outputs, &mut self.bytes);
+        if let Some(part) = self.parts.last_mut() {
+            self.recorder.step(now, input, outputs.to_vec(), part);
+        }
+        self.steps += 1;
     }
 
     pub fn name(&self) -> String {
@@ -40,7 +54,7 @@ pub struct Show {
     pub focus: Option<String>,
     /// Only this step, with the replica's state after it.
     pub only: Option<u64>,
-    /// Stop after so many steps.
+    /// Stop before this step.
     pub until: Option<u64>,
     /// What another build does at the first step that differs.
     pub against: Option<std::path::PathBuf>,
@@ -59,14 +73,16 @@ pub fn replay(file: &Path, show: &Show, print: &mut dyn FnMut(&str)) -> Result<E
     let recording = std::fs::read(file).map_err(|e| named(&e))?;
     let mut player = Player::new(&recording).map_err(|why| match why {
         Unreadable::NotARecording => named(&"is not a recording of a server"),
+        Unreadable::Torn => named(&"ends before its first step: the server was killed when it had just begun it"),
         Unreadable::OtherFormat(Some(release)) => named(&format!("was made by release {release}: replay it with that")),
         Unreadable::OtherFormat(None) => named(&"is of another encoding: replay it with the release that made it"),
     })?;
+    let first = player.header.first;
     let (mut steps, mut outputs, mut last) = (0, 0, 0);
-    let until = show.until.unwrap_or(u64::MAX);
+    let until = show.until.unwrap_or(u64::MAX).saturating_sub(first);
     while steps < until {
         let Ok(next) = catch_unwind(AssertUnwindSafe(|| player.next())) else {
-            print(&format!("PANICS at step {steps}, as it may have when it was recorded"));
+            print(&format!("PANICS at step {}, as it may have when it was recorded", first + steps));
             return Ok(End::Differs);
         };
         let Some(played) = next else { break };
@@ -97,8 +113,9 @@ pub fn replay(file: &Path, show: &Show, print: &mut dyn FnMut(&str)) -> Result<E
         _ => String::new(),
     };
     print(&format!(
-        "release {}: {steps} steps over {}.{:03} s with {outputs} outputs, all as recorded{torn}",
+        "release {}: steps {first} to {} until {}.{:03} s, with {outputs} outputs, all as recorded{torn}",
         player.header.release,
+        first + steps,
         last / 1_000,
         last % 1_000
     ));

@@ -196,7 +196,7 @@ pub struct World {
     pub phase: Phase,
     pub hosts: Vec<Host>,
     /// Whether replicas are recorded, and the recordings of lives that are over.
-    pub taping: bool,
+    pub taping: Option<u64>,
     pub tapes: Vec<Tape>,
     pub store: StoreHost,
     pub links: Links,
@@ -241,7 +241,7 @@ impl World {
             now: 0,
             phase: if setup.random { Phase::Chaos } else { Phase::Script },
             hosts: Vec::new(),
-            taping: false,
+            taping: None,
             tapes: Vec::new(),
             store,
             links: Links::new(setup.replicas),

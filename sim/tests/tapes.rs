@@ -4,38 +4,67 @@
 
 use std::process::Command;
 
-use leasehold_core::recording::{Header, Player, Recorder, Unreadable};
+use leasehold_core::recording::{Player, Unreadable};
 use sim::plan::Plan;
 use sim::report::{self, Options};
 use sim::tape::Tape;
 
-fn tapes(seed: u64) -> Vec<Tape> {
-    report::run_with(&Plan::of(seed), &Options { tape: true, ..Options::default() }).tapes
+/// In parts of so many steps.
+fn tapes(seed: u64, every: u64) -> Vec<Tape> {
+    report::run_with(&Plan::of(seed), &Options { tape: Some(every), ..Options::default() }).tapes
+}
+
+fn whole(seed: u64) -> impl Iterator<Item = (String, Vec<u8>)> {
+    tapes(seed, u64::MAX).into_iter().map(|tape| (tape.name(), tape.parts.concat()))
 }
 
 #[test]
 fn every_life_of_every_replica_is_replayed_output_by_output() {
     let (mut lives, mut steps) = (0, 0);
     for seed in 0..60 {
-        for tape in tapes(seed) {
+        for (name, tape) in whole(seed) {
             lives += 1;
-            let mut player = Player::new(&tape.bytes).expect("it was just recorded");
+            let mut player = Player::new(&tape).expect("it was just recorded");
             for played in player.by_ref() {
                 steps += 1;
-                assert_eq!(played.same, Ok(()), "seed {seed}, {}: {played:?}", tape.name());
+                assert_eq!(played.same, Ok(()), "seed {seed}, {name}: {played:?}");
             }
-            assert_eq!(player.left(), 0, "seed {seed}, {}", tape.name());
+            assert_eq!(player.left(), 0, "seed {seed}, {name}");
         }
     }
     println!("{lives} lives, {steps} steps");
     assert!(lives > 200 && steps > 50_000, "{lives} lives, {steps} steps");
 }
 
+/// A part begins with the state that the replica has then, however much is under way.
+#[test]
+fn a_life_is_replayed_from_any_of_its_steps() {
+    let (mut parts, mut steps) = (0, 0);
+    for seed in 0..60 {
+        for tape in tapes(seed, 13 + seed) {
+            let mut next = 0;
+            for part in &tape.parts {
+                parts += 1;
+                let mut player = Player::new(part).expect("it was just recorded");
+                assert_eq!(player.header.first, next, "seed {seed}, {}", tape.name());
+                for played in player.by_ref() {
+                    steps += 1;
+                    next = played.number + 1;
+                    assert_eq!(played.same, Ok(()), "seed {seed}, {}: {played:?}", tape.name());
+                }
+                assert_eq!(player.left(), 0, "seed {seed}, {}", tape.name());
+            }
+        }
+    }
+    println!("{parts} parts, {steps} steps");
+    assert!(parts > 1_000 && steps > 50_000, "{parts} parts, {steps} steps");
+}
+
 #[test]
 fn taping_changes_nothing_that_happens() {
     for seed in [1, 5, 9] {
         let plain = report::run(&Plan::of(seed)).digest;
-        let taped = report::run_with(&Plan::of(seed), &Options { tape: true, ..Options::default() }).digest;
+        let taped = report::run_with(&Plan::of(seed), &Options { tape: Some(100), ..Options::default() }).digest;
         assert_eq!(plain, taped, "seed {seed}");
     }
 }
@@ -44,23 +73,32 @@ fn taping_changes_nothing_that_happens() {
 #[test]
 fn no_contents_are_in_a_recording() {
     let found = |haystack: &[u8], needle: &[u8]| haystack.windows(needle.len()).any(|w| w == needle);
-    for tape in (0..12).flat_map(tapes) {
+    // Each state that a replica ever had is in one of them.
+    let all = |seed| {
+        [
+            whole(seed).map(|(_, tape)| tape).collect(),
+            tapes(seed, 1).into_iter().map(|t| t.parts.concat()).collect::<Vec<_>>(),
+        ]
+        .concat()
+    };
+    for (n, tape) in (0..12).flat_map(all).enumerate() {
         for needle in [&b"{\"poison\""[..], b"r-0000", b"e-0000", b"\"done\":", b"xxxxxxxxxxxxxxxxr-"] {
-            assert!(!found(&tape.bytes, needle), "{} has {}", tape.name(), String::from_utf8_lossy(needle));
+            assert!(!found(&tape, needle), "{n} has {}", String::from_utf8_lossy(needle));
         }
     }
 }
 
 #[test]
 fn a_torn_end_is_the_end_and_damage_is_told() {
-    let tape = tapes(3).remove(0);
-    let steps = Player::new(&tape.bytes).expect("whole").count();
-    let torn = &tape.bytes[..tape.bytes.len() - 3];
+    let (_, tape) = whole(3).next().expect("a life");
+    let steps = Player::new(&tape).expect("whole").count();
+    let torn = &tape[..tape.len() - 3];
     let mut player = Player::new(torn).expect("the beginning is there");
     assert_eq!(player.by_ref().count(), steps - 1);
     assert!(player.left() > 0);
     assert_eq!(Player::new(b"something else").err(), Some(Unreadable::NotARecording));
-    let mut flipped = tape.bytes.clone();
+    assert_eq!(Player::new(&tape[..100]).err(), Some(Unreadable::Torn));
+    let mut flipped = tape.clone();
     let at = flipped.len() / 2;
     flipped[at] ^= 4;
     let mut player = Player::new(&flipped).expect("the beginning is there");
@@ -93,11 +131,10 @@ fn the_first_step_that_differs_is_shown() {
     assert!(text.contains("request: Submit("), "{text}");
 
     let tape = std::fs::read(&file).expect("written");
-    // The same steps for a replica with another seed.
-    let Header { config, mut seed, .. } = Player::new(&tape).expect("whole").header;
-    let whole = Recorder::begin(env!("CARGO_PKG_VERSION"), &config, seed).len();
-    seed[0] ^= 1;
-    let changed = [Recorder::begin(env!("CARGO_PKG_VERSION"), &config, seed), tape[whole..].to_vec()].concat();
+    // The same steps for a replica of another world.
+    let begun = |tape: &[u8]| tape.len() - Player::new(tape).expect("whole").left();
+    let (_, other) = whole(4).next().expect("a life");
+    let changed = [&other[..begun(&other)], &tape[begun(&tape)..]].concat();
     std::fs::write(&file, &changed).expect("written");
     let (status, text) = sim(&["replay", name, "--against", env!("CARGO_BIN_EXE_sim")]);
     assert!(

@@ -29,7 +29,7 @@ use crate::replica::task::{Cx, Draft, Evidence, Next, Operation, Plan, Wait, dec
 use crate::request::{Dispatch as Asked, Dispatched, Leased, Response};
 use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Standing, Version, keys};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Dispatch {
     asked: Box<Asked>,
     stage: Stage,
@@ -39,7 +39,7 @@ pub(crate) struct Dispatch {
     tried: Vec<Tried>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Stage {
     Look,
     Sent,
@@ -52,7 +52,7 @@ enum Stage {
 }
 
 /// A job that was to be claimed, and what is known of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Tried {
     id: JobId,
     queue: usize,

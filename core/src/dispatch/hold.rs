@@ -30,13 +30,13 @@ pub(super) fn of(record: &Record) -> Result<Option<(Version, Hold)>, Failure> {
 }
 
 /// What is done about one upstream's hold.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Change {
     upstream: String,
     what: What,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 enum What {
     /// It begins, or is made longer.
     Hold { for_ms: u64, until: Clock },
@@ -104,7 +104,7 @@ impl Operation for Change {
 }
 
 /// The holds of all configured upstreams.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Holds;
 
 impl Operation for Holds {

@@ -13,7 +13,7 @@ use crate::request::{GiveBack, Response};
 use crate::store::{Answer, Clock, Read, Record, Snapshot, keys};
 
 /// Takes out what is held for a lease that does not stand any more.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Leave(GiveBack);
 
 impl Leave {

@@ -18,7 +18,7 @@ use crate::request::Why;
 use crate::store::{Clock, Read, Record, Span, keys};
 
 /// What is asked of pools: one of them is to have so much for that class.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Room {
     class: Class,
     cost: u32,

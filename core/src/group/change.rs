@@ -17,14 +17,14 @@ use crate::replica::Op;
 use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, Plan, applied};
 use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, Snapshot, Version, Write, keys};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Change {
     tenant: String,
     id: GroupId,
     what: What,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum What {
     Seal,
     Cancel,

@@ -28,7 +28,7 @@ use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, P
 use crate::request::{CreateGroup, GroupCounts, Response, Start, Submit};
 use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Version, Write, keys};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Create {
     asked: Box<CreateGroup>,
     /// While the key is looked up.
@@ -304,7 +304,7 @@ impl Operation for Create {
 }
 
 /// More children for an open group. A page that is there already is compared and changes nothing.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Extend {
     tenant: String,
     id: GroupId,

@@ -16,7 +16,7 @@ use crate::replica::task::{Cx, Next, Operation, Wait, decode_record};
 use crate::request::{ChildState, ChildView, Response};
 use crate::store::{Answer, Clock, Place, Read, Record, Snapshot, keys};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Look {
     tenant: String,
     id: GroupId,
@@ -66,7 +66,7 @@ impl Operation for Look {
 }
 
 /// A page of children in order, each with what came of it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Children {
     tenant: String,
     id: GroupId,

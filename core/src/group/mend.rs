@@ -28,7 +28,7 @@ const SHARED: [Name; 3] = [keys::GROUPS_DUE, keys::GROUPS_OPEN, keys::GROUPS_END
 /// places in its group: held, released, and the five of `done`.
 const PLACES: usize = 4 + ChildOutcome::ALL.len();
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Mend {
     /// Where the scrub goes on afterwards.
     pub cursor: Cursor,

@@ -24,7 +24,7 @@ use crate::store::{
 };
 
 /// One look at the groups that are marked, overdue or past their retention.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Step {
     marked: Vec<GroupId>,
     /// Those of them that are being stopped: their children are needed.
@@ -41,7 +41,7 @@ pub(crate) struct Step {
     pub next: Option<Clock>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Did {
     Released,
     Stopped,

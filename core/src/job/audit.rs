@@ -75,7 +75,7 @@ fn parse(text: &str) -> Option<Cursor> {
     codec::decode(&bytes?).ok()
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Audit {
     from: Cursor,
     repair: bool,
@@ -91,7 +91,7 @@ pub(crate) struct Audit {
     of: Vec<usize>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Stage {
     Walk,
     Records,

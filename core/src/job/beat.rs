@@ -18,13 +18,13 @@ use crate::replica::task::{Cx, Draft, Next, Operation, Plan, applied, decode_rec
 use crate::request::{Beat as Asked, Response};
 use crate::store::{Answer, Clock, Expiry, Guard, Read, ScoreAt, Snapshot, Standing, Write, keys};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Beat {
     asked: Asked,
     stage: Stage,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 enum Stage {
     Begin,
     /// Sent; the lease then ends at this clock. From that guard on they are about what is held for the lease.

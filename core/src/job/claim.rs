@@ -29,7 +29,7 @@ use crate::store::{
     decode_taken, keys,
 };
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Claim {
     asked: Box<Asked>,
     stage: Stage,
@@ -47,7 +47,7 @@ pub(crate) struct Claim {
     paused: BTreeSet<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Stage {
     /// Queues' settings, and the receipt if the claim has an id.
     Settings(Vec<String>),
@@ -65,7 +65,7 @@ enum Stage {
 }
 
 /// What a transaction of the second commit does about one job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Fix {
     /// Its lease ends at this clock; it is handed out.
     Ends(Clock),
@@ -77,7 +77,7 @@ enum Fix {
 }
 
 /// Which record of a job is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Part {
     Job,
     /// Read with a job that is read late: the two must be of one moment.
@@ -86,7 +86,7 @@ enum Part {
 }
 
 /// A member taken, with its records as far as they have been read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Member {
     id: JobId,
     source: usize,

@@ -15,7 +15,7 @@ use crate::store::{Answer, Clock, LogRead, Read, Snapshot, keys};
 /// Log entries read at once: each can hold as many events as a commit has transactions.
 const ENTRIES: usize = 32;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Events {
     tenant: String,
     after: EventCursor,

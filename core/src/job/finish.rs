@@ -24,7 +24,7 @@ use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, Snapshot, Version
 /// The place of the key's guard in a completion: after the lease's and the job's.
 const KEY_GUARD: usize = 2;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Finish {
     how: How,
     /// What is answered once the transaction has been applied.
@@ -35,7 +35,7 @@ pub(crate) struct Finish {
     keyless: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 enum How {
     Complete(Box<Complete>),
     Fail(Box<Fail>),

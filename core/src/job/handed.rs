@@ -11,7 +11,7 @@ use crate::limits;
 use crate::store::Version;
 
 /// A job's record with its version, and its lease.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct HandedOut {
     pub version: Version,
     pub job: Job,
@@ -19,7 +19,7 @@ pub(crate) struct HandedOut {
 }
 
 /// The newest that were handed out; older ones are forgotten by halves.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Handed {
     young: BTreeMap<JobId, HandedOut>,
     old: BTreeMap<JobId, HandedOut>,

@@ -20,7 +20,7 @@ use crate::store::{Answer, Clock, Read, Record, Slice, Snapshot, Span, keys};
 /// Records in quarantine that are shown.
 const QUARANTINED: usize = 1_000;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Inspect {
     asked: Asked,
     read: Read,

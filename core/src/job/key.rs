@@ -15,7 +15,7 @@ use crate::replica::task::{Cx, decode_record};
 use crate::store::{Guard, Read, Record, Snapshot, Version, keys};
 
 /// The look-up of one key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Lookup {
     key: Name,
     fingerprint: u128,
@@ -23,7 +23,7 @@ pub(crate) struct Lookup {
 }
 
 /// What the look-up came to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Found {
     Read(Read),
     /// The same was asked for before, and this came of it.
@@ -34,7 +34,7 @@ pub(crate) enum Found {
 }
 
 /// A key that names somebody whose record has vanished.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct TakeOver {
     owner: Name,
     /// What stands there: nothing, or a stub.

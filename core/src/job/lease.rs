@@ -10,7 +10,7 @@ use crate::replica::task::decode_record;
 use crate::store::{Clock, Record, Version};
 
 /// A lease as read, with its version and the clock of its grant.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Granted {
     pub lease: Lease,
     pub version: Version,
@@ -30,7 +30,7 @@ impl Granted {
 }
 
 /// Proof that a token was compared with the lease as read. Only [`present`] makes one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct CurrentToken {
     pub granted: Granted,
 }

@@ -17,7 +17,7 @@ use crate::replica::task::{Cx, Next, Operation, decode_record};
 use crate::request::{JobView, List as Asked, Response};
 use crate::store::{Answer, Clock, Read, Score, Slice, Snapshot, Span, UpTo, keys};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct List {
     asked: Asked,
     stage: Stage,
@@ -29,7 +29,7 @@ pub(crate) struct List {
     found: Vec<JobView>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 enum Stage {
     Names,
     Counts,
@@ -37,7 +37,7 @@ enum Stage {
 }
 
 /// One index of the walk, and where in it to go on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Spot {
     queue: String,
     status: Status,
@@ -206,7 +206,7 @@ const COUNTED: usize = 20;
 
 /// A walk over the names of all queues, which are kept together for all tenants. A name only ever moves
 /// ahead in it: one that does so during the walk is met again, and none is missed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Names {
     after: Option<(Score, Name)>,
     /// The tenant's, in order of name.

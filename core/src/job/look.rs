@@ -16,7 +16,7 @@ use crate::replica::task::{Cx, Next, Operation, QueueInfo, decode_record};
 use crate::request::{JobView, Response, Why};
 use crate::store::{Answer, Clock, Place, Read, Record, Slice, Snapshot, Span, UpTo, keys};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Look {
     tenant: String,
     id: JobId,
@@ -25,7 +25,7 @@ pub(crate) struct Look {
     found: Option<Job>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum What {
     State,
     Existing,

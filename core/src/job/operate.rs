@@ -20,7 +20,7 @@ use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, P
 use crate::request::{JobView, Response};
 use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Version, Write, keys};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Operate {
     tenant: String,
     id: JobId,
@@ -28,7 +28,7 @@ pub(crate) struct Operate {
     decided: Option<Response>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum What {
     Cancel,
     Retry,

@@ -77,7 +77,7 @@ fn views(snapshot: Snapshot, queues: &[String], cx: &mut Cx<'_>) -> Vec<QueueVie
 }
 
 /// One queue, or all of a tenant's.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Queues {
     tenant: String,
     one: Option<String>,
@@ -161,7 +161,7 @@ impl Operation for Queues {
 }
 
 /// Pause, resume, settings: one record, always put.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Settings {
     tenant: String,
     queue: String,
@@ -169,7 +169,7 @@ pub(crate) struct Settings {
     decided: Option<(QueueView, QueueInfo)>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Change {
     Pause(Option<String>),
     Resume,
@@ -258,7 +258,7 @@ impl Operation for Settings {
 }
 
 /// Cancels what waits, or deletes what has ended, a bounded page at a time.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Purge {
     tenant: String,
     queue: String,

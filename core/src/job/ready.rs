@@ -10,7 +10,7 @@ use crate::replica::task::{Cx, Draft, Next, Operation, Plan, applied};
 use crate::request::Response;
 use crate::store::{Answer, Clock, Expiry, Read, Snapshot, keys};
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Ready {
     nonce: u64,
 }

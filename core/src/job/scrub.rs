@@ -30,7 +30,7 @@ use crate::store::{
 };
 
 /// Where the walks stand.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Cursor {
     records: Option<Bytes>,
     /// The queue done last (by its entry in `names`), the one under way, and the position in its live
@@ -41,7 +41,7 @@ pub(crate) struct Cursor {
     after: Option<(Score, Name)>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Scrub {
     pub cursor: Cursor,
     stage: Stage,
@@ -59,14 +59,14 @@ pub(crate) struct Scrub {
     did: Vec<Mark>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) struct Found {
     pub main: Record,
     pub lease: Record,
     pub job: Job,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Stage {
     Walk,
     Records,

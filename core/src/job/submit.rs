@@ -23,7 +23,7 @@ use crate::replica::task::{Cx, Draft, Evidence, EvidenceKind, Next, Operation, P
 use crate::request::{Response, Start, Submit as Asked};
 use crate::store::{Answer, Clock, Expiry, Guard, Read, ScoreAt, Snapshot, Write, keys};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Submit {
     asked: Box<Asked>,
     stage: Stage,
@@ -35,7 +35,7 @@ pub(crate) struct Submit {
     no_room: Option<Failure>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 enum Stage {
     Clock,
     Sent,

@@ -22,7 +22,7 @@ use crate::store::{
 };
 
 /// Reclaims, promotes and expires what is due.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Deadlines {
     what: Vec<Did>,
     /// When there will be something to do next, by the store's clock.
@@ -33,7 +33,7 @@ pub(crate) struct Deadlines {
 }
 
 /// What one transaction is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Did {
     Lapsed,
     TimedOut,
@@ -284,7 +284,7 @@ fn readable(entry: &Entry) -> bool {
 }
 
 /// Trims the terminal indexes of queues whose time has come, and forgets the names of idle ones.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Names {
     queues: Vec<(String, String)>,
     members: Vec<Name>,

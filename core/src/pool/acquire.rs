@@ -28,7 +28,7 @@ use crate::store::{
     Answer, Clock, Expiry, Guard, Place, Read, Record, ScoreAt, Snapshot, Span, Standing, Version, Write, keys,
 };
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Acquire {
     asked: Box<Asked>,
     spot: Spot,
@@ -41,7 +41,7 @@ pub(crate) struct Acquire {
     arrived: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 enum Stage {
     Look,
     /// Whether a grant still stands.
@@ -56,7 +56,7 @@ enum Stage {
     },
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 enum Sent {
     /// A grant, then perhaps a place in line.
     Arrive(Grant, Line),
@@ -68,7 +68,7 @@ enum Sent {
     End(Option<Failure>),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 struct Grant {
     nonce: Version,
     length: u64,
@@ -77,7 +77,7 @@ struct Grant {
 }
 
 /// Waiting in line.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 struct Line {
     /// The slot's record, once there is one.
     found: Option<(Version, Slot)>,

@@ -25,7 +25,7 @@ const ENTRIES: usize = 100;
 /// Holders, those of class batch, and of each class the line and the deadlines.
 const INDEXES: usize = 2 + 2 * Class::ALL.len();
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Of {
     Holders,
     Batch,
@@ -81,7 +81,7 @@ fn parse(text: &str) -> Option<Cursor> {
     codec::decode(&digits?).ok()
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Check {
     from: Cursor,
     repair: bool,

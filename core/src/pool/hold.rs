@@ -28,7 +28,7 @@ fn found(snapshot: &Snapshot) -> Result<Option<(Version, Slot)>, Failure> {
 }
 
 /// Extends a grant by its length, as long as it has not come to its end by the store's clock.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Refresh {
     spot: Spot,
     nonce: Option<Version>,
@@ -94,7 +94,7 @@ fn lost(cx: &mut Cx<'_>) -> Next {
 }
 
 /// Gives a slot back, or takes one out of the line. What is not there any more needs neither.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Release {
     spot: Spot,
     /// Which holder it is about, and nobody who comes after; `None`: whoever is met first.

@@ -39,7 +39,7 @@ fn view(name: &str, pool: &Pool, sizes: &[u64]) -> PoolView {
 }
 
 /// One pool, with the tenant's holders that end first.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct One {
     tenant: String,
     pool: String,
@@ -122,7 +122,7 @@ impl Operation for One {
 }
 
 /// All pools by name, without their holders.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct All {
     after: Option<(Score, Name)>,
     /// The pools of the page whose sizes are being read.

@@ -59,7 +59,7 @@ pub(crate) fn of(record: &Record) -> Result<(Version, Pool), Failure> {
 }
 
 /// Which slot of which pool: what its keys and members are made of.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Spot {
     pool: String,
     tenant: String,
@@ -224,7 +224,7 @@ fn stands(units: &[(Name, Name)]) -> impl Iterator<Item = Guard> {
 }
 
 /// How long slots of a pool have been held, as this replica has seen: the estimate of a wait.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Held {
     mean: BTreeMap<String, u64>,
 }

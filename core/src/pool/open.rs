@@ -42,12 +42,12 @@ pub struct FailOpen {
 }
 
 /// Whom this replica has admitted by itself.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Open {
     admitted: BTreeMap<Spot, Admitted>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 struct Admitted {
     slot: Slot,
     /// Its end, as its holder was told …
@@ -61,7 +61,7 @@ struct Admitted {
     over: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Stage {
     Local,
     Entering,
@@ -72,7 +72,7 @@ enum Stage {
 }
 
 /// What became of a release.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Released {
     Here(Outcome),
     /// The store has to be asked; something was taken back here, or not.
@@ -243,7 +243,7 @@ impl Admitted {
 }
 
 /// A transaction about one of them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 struct Sent {
     spot: Spot,
     nonce: Version,
@@ -252,7 +252,7 @@ struct Sent {
 }
 
 /// Enters what was admitted without the store, once it is back.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Enter {
     page: Vec<Spot>,
     sent: Vec<Sent>,

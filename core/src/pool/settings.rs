@@ -21,7 +21,7 @@ use crate::request::{Response, SetPool};
 use crate::store::{Answer, Clock, Expiry, Guard, Read, Record, ScoreAt, Snapshot, Span, Write, keys};
 
 /// Makes a pool, or changes what is given of one and keeps the rest.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Set {
     asked: SetPool,
 }
@@ -94,7 +94,7 @@ impl Operation for Set {
 }
 
 /// Deletes a pool in which nobody holds and nobody waits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Delete {
     pool: String,
     /// What is past its time is removed first, since nobody would do so afterwards.

@@ -18,7 +18,7 @@ use crate::request::Response;
 use crate::store::{Answer, Clock, Entry, Guard, Read, ScoreAt, Slice, Snapshot, Span, Standing, UpTo, Write, keys};
 
 /// One look at the pools whose turn it is.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Tidy {
     pools: Vec<String>,
     stage: Stage,
@@ -29,7 +29,7 @@ pub(crate) struct Tidy {
     pub more: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Stage {
     #[default]
     Due,

@@ -12,7 +12,7 @@ use crate::replica::task::{Cx, Draft};
 use crate::store::{Clock, Guard, Slice, Span, UpTo, Version, keys};
 
 /// What was read of a pool.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Usage {
     pub pool: Pool,
     pub version: Version,

@@ -14,22 +14,22 @@ pub(super) enum Side {
     Replay,
 }
 
-pub(super) fn of(output: &Output, side: Side) -> u64 {
-    let mut bytes = Vec::with_capacity(256);
+/// Takes contents out of an answer. `bytes` is room to work in.
+pub(super) fn of(output: &mut Output, side: Side, bytes: &mut Vec<u8>) -> u64 {
+    bytes.clear();
     match output {
-        Output::Store { id, op: StoreOp::Read(read) } => add(&mut bytes, &(0u8, id, read)),
+        Output::Store { id, op: StoreOp::Read(read) } => add(bytes, &(0u8, id, read)),
         Output::Store { id, op: StoreOp::Commit(commit) } => {
-            add(&mut bytes, &(1u8, id, commit.grows, commit.txns.len()));
-            commit.txns.iter().for_each(|txn| transaction(&mut bytes, txn, side));
+            add(bytes, &(1u8, id, commit.grows, commit.txns.len()));
+            commit.txns.iter().for_each(|txn| transaction(bytes, txn, side));
         }
         Output::Reply { id, outcome } => {
-            let mut outcome = outcome.clone();
-            blank(&mut outcome, side);
-            add(&mut bytes, &(2u8, id, outcome));
+            blank(outcome, side);
+            add(bytes, &(2u8, id, outcome));
         }
-        Output::Mark(mark) => add(&mut bytes, &(3u8, mark)),
+        Output::Mark(mark) => add(bytes, &(3u8, mark)),
     }
-    xxhash_rust::xxh3::xxh3_64(&bytes)
+    xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
 fn add<T: serde::Serialize>(bytes: &mut Vec<u8>, value: &T) {

@@ -1,41 +1,42 @@
-//! A recording: what a replica was told, and a digest of what it answered. Fed to a replica anew it gives the same
-//! outputs, or tells the first step at which they differ.
+//! A recording: the state of a replica, what it was told from then on, and a digest of what it answered. Told to that
+//! state again it gives the same outputs, or tells the first step at which they differ.
 //!
 //! ```text
-//! file  = MAGIC frame(Header) frame(Step)*        a torn end is the end
+//! file  = MAGIC frame(Header) frame(Replica) frame(Step)*        a torn end is the end
 //! frame = length u32 LE, postcard with its runs of zeros squeezed, xxh3_64 of that as u32 LE
 //! ```
 //!
 //! **No contents are in it**: payloads, results, metadata and progress are replaced by their hash and length, texts
 //! of errors by as many letters. Names are in it: of tenants, queues, workers, idempotency keys and pools.
 //!
-//! Reading order: [`Recorder`] (at the server), [`Player`] (at the simulator), `redact`, `digest`.
+//! Reading order: [`Recorder`] (at the server), [`Player`] (at the simulator), `redact`, `digest`, `state`.
 
 mod digest;
 mod redact;
+mod state;
 mod zeros;
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::replica::{Config, Input, Now, Output, Replica, StoreId};
+use crate::replica::{Input, Now, Output, Replica, StoreId};
 use digest::Side;
 use redact::Shape;
 
 /// What every recording begins with.
 pub const MAGIC: &[u8; 16] = b"leasehold record";
 /// Of the encoding. A recording is replayed by the release that made it.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
-/// What a replica was started with.
+/// Where a recording comes from.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Header {
     pub format: u32,
     /// The server's version.
     pub release: String,
-    pub config: Config,
-    pub seed: [u8; 32],
+    /// Number of its first step in the life of the replica, from 0.
+    pub first: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -51,25 +52,28 @@ struct Step {
 pub struct Recorder {
     /// Where contents will be in the answers to calls that are under way.
     asked: BTreeMap<StoreId, Shape>,
+    /// Room to work in.
+    bytes: Vec<u8>,
 }
 
 impl Recorder {
-    /// The beginning of a recording.
-    pub fn begin(release: &str, config: &Config, seed: [u8; 32]) -> Vec<u8> {
+    /// The beginning of a recording, at any step of a replica's life: `first` is the number of the next.
+    pub fn begin(release: &str, first: u64, replica: &Replica) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
-        frame(&mut out, &Header { format: FORMAT, release: release.into(), config: config.clone(), seed });
+        frame(&mut out, &Header { format: FORMAT, release: release.into(), first }, &mut Vec::new());
+        seal(&mut out, &state::of(replica));
         out
     }
 
     /// Adds a step: what was told, and what came out.
-    pub fn step(&mut self, now: Now, mut input: Input, outputs: &[Output], out: &mut Vec<u8>) {
+    pub fn step(&mut self, now: Now, mut input: Input, mut outputs: Vec<Output>, out: &mut Vec<u8>) {
         if let Input::StoreReply { id, reply } = &mut input {
             redact::reply(self.asked.remove(id), reply);
         }
         if let Input::Request { request, .. } = &mut input {
             redact::request(request);
         }
-        for output in outputs {
+        for output in &outputs {
             if let Output::Store { id, op } = output {
                 let shape = redact::shape(op);
                 // Kept while its answer is awaited; one that never comes is dropped with the oldest.
@@ -79,20 +83,28 @@ impl Recorder {
                 }
             }
         }
-        let digests = outputs.iter().map(|output| digest::of(output, Side::Server)).collect();
-        frame(out, &Step { now, input, digests });
+        let digests = outputs.iter_mut().map(|output| digest::of(output, Side::Server, &mut self.bytes)).collect();
+        frame(out, &Step { now, input, digests }, &mut self.bytes);
     }
 }
 
 /// Calls to the store that are remembered: more than a replica ever has under way.
 const ASKED: usize = 10_000;
 
-fn frame<T: serde::Serialize>(out: &mut Vec<u8>, value: &T) {
-    // Writing plain data to a growing vector cannot fail.
-    let bytes = zeros::squeeze(&postcard::to_allocvec(value).unwrap_or_default());
-    out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-    out.extend_from_slice(&bytes);
-    out.extend_from_slice(&(xxhash_rust::xxh3::xxh3_64(&bytes) as u32).to_le_bytes());
+fn frame<T: serde::Serialize>(out: &mut Vec<u8>, value: &T, bytes: &mut Vec<u8>) {
+    bytes.clear();
+    *bytes = crate::codec::append(value, core::mem::take(bytes));
+    seal(out, bytes);
+}
+
+fn seal(out: &mut Vec<u8>, bytes: &[u8]) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    zeros::squeeze(bytes, out);
+    let squeezed = out.get(start + 4..).unwrap_or_default();
+    let (len, check) = (squeezed.len() as u32, xxhash_rust::xxh3::xxh3_64(squeezed) as u32);
+    out.iter_mut().skip(start).zip(len.to_le_bytes()).for_each(|(to, from)| *to = from);
+    out.extend_from_slice(&check.to_le_bytes());
 }
 
 /// Takes the next frame off; `None` at the end, and where the file was torn or damaged.
@@ -112,6 +124,8 @@ fn unframe(rest: &mut &[u8]) -> Option<Vec<u8>> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     NotARecording,
+    /// It ends before its first step.
+    Torn,
     /// Of another encoding, made by that release if it says so.
     OtherFormat(Option<String>),
 }
@@ -119,7 +133,7 @@ pub enum Unreadable {
 /// One step played.
 #[derive(Clone, Debug)]
 pub struct Played {
-    /// From 0.
+    /// In the replica's life, from 0.
     pub number: u64,
     pub now: Now,
     pub input: Input,
@@ -160,8 +174,11 @@ impl<'a> Player<'a> {
         if header.format != FORMAT {
             return Err(Unreadable::OtherFormat(Some(header.release)));
         }
-        let replica = Replica::new(header.config.clone(), header.seed);
-        Ok(Player { header, replica, rest, next: 0 })
+        let bytes = unframe(&mut rest).ok_or(Unreadable::Torn)?;
+        // A state of another shape is another release's.
+        let replica =
+            postcard::from_bytes(&bytes).map_err(|_| Unreadable::OtherFormat(Some(header.release.clone())))?;
+        Ok(Player { next: header.first, header, replica, rest })
     }
 
     /// Bytes that are left: more than none when all steps have been played if the end is torn.
@@ -179,7 +196,8 @@ impl Iterator for Player<'_> {
         self.rest = rest;
         let mut outputs = Vec::new();
         self.replica.step(step.now, step.input.clone(), &mut outputs);
-        let mut got = outputs.iter().map(|output| digest::of(output, Side::Replay));
+        let mut bytes = Vec::new();
+        let mut got = outputs.iter().map(|output| digest::of(&mut output.clone(), Side::Replay, &mut bytes));
         let recorded = step.digests.len();
         let differs = step.digests.iter().position(|digest| got.next() != Some(*digest));
         let more = got.next().map(|_| recorded);

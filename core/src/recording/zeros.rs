@@ -11,17 +11,15 @@ const RUN: usize = 16;
 /// Nothing that was written is longer: a step has the contents of one request and of one answer.
 const MOST: usize = 1 << 30;
 
-pub(super) fn squeeze(bytes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(bytes.len().min(4_096));
+pub(super) fn squeeze(bytes: &[u8], out: &mut Vec<u8>) {
     let mut rest = bytes;
     while !rest.is_empty() {
         let (literal, zeros) = split(rest);
-        varint(&mut out, literal);
+        varint(out, literal);
         out.extend_from_slice(rest.get(..literal).unwrap_or_default());
-        varint(&mut out, zeros);
+        varint(out, zeros);
         rest = rest.get(literal + zeros..).unwrap_or_default();
     }
-    out
 }
 
 /// Lengths of what comes before the next run of zeros, and of that.
@@ -83,7 +81,8 @@ mod tests {
     fn what_is_squeezed_comes_back_and_zeros_cost_nothing() {
         let long = [vec![7; 300], vec![0; 1 << 20], vec![1, 0, 0, 2], vec![0; 15], vec![3], vec![0; 16]].concat();
         for bytes in [&b""[..], b"abc", &[0; 100], &[0], &[1, 0, 1], &long] {
-            let squeezed = squeeze(bytes);
+            let mut squeezed = Vec::new();
+            squeeze(bytes, &mut squeezed);
             assert_eq!(expand(&squeezed).as_deref(), Some(bytes));
             assert!(squeezed.len() < 400, "{}", squeezed.len());
         }

@@ -7,7 +7,7 @@ const TRIP: u32 = 3;
 const HOLD_MS_FIRST: u64 = 25;
 const HOLD_MS_MAX: u64 = 1_000;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Breaker {
     failures: u32,
     /// Nothing is sent before.
@@ -17,7 +17,7 @@ pub(crate) struct Breaker {
 }
 
 /// What a success ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Recovered {
     pub was_open: bool,
     /// How long the store had not answered.

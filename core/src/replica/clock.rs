@@ -5,7 +5,7 @@ use crate::limits;
 use crate::store::Clock;
 
 /// The store's clock as last seen, and what has elapsed since by the replica's own.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct StoreClock {
     seen: Option<(Clock, Now)>,
 }

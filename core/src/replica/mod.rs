@@ -62,14 +62,14 @@ pub enum StoreAnswer {
     Commit(CommitReply),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum StoreOp {
     Read(Read),
     Commit(Commit),
 }
 
 /// What the replica wants done. **The order of the outputs of one step means nothing.**
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Output {
     Store {
         id: StoreId,
@@ -87,7 +87,7 @@ pub enum Output {
 pub type Outputs = Vec<Output>;
 
 /// A rare branch: logged, counted, and to be reached by the simulator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Mark {
     BreakerOpened,
     BreakerClosed,
@@ -175,7 +175,7 @@ impl Default for Config {
 }
 
 /// Counts since the replica started, and gauges of now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Stats {
     pub submitted: u64,
     pub submits_repeated: u64,
@@ -233,7 +233,7 @@ pub struct Stats {
 }
 
 /// Times by the store's clock, counted by their length.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Durations {
     /// Those up to each of [`Durations::ENDS`] and past the one before it; last those above all.
     pub counts: [u64; Durations::ENDS.len() + 1],

@@ -28,7 +28,7 @@ use crate::request::{Request, Response};
 use crate::store::{Answer, Clock, Record, Snapshot};
 
 /// Every operation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Op {
     Submit(Box<Submit>),
     Look(Box<Look>),

@@ -15,7 +15,7 @@ use crate::name::Name;
 /// The order of those who wait for one topic: as a store orders the members of an index.
 pub(crate) type Turn = (u64, Name);
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Polls {
     waiting: BTreeMap<TaskId, (Vec<Name>, Now, Turn)>,
     topics: BTreeMap<Name, BTreeSet<(Turn, TaskId)>>,

@@ -24,7 +24,7 @@ use crate::store::{Clock, Read, Txn};
 /// One server process: a state machine with inputs, outputs and a clock that is handed in.
 ///
 /// **The law**: [`Replica::step`] is total, deterministic and never blocks.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Replica {
     pub(super) config: Config,
     pub(super) make: Maker,
@@ -78,14 +78,14 @@ pub struct Replica {
 }
 
 /// What a request became.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) enum Asked {
     Task(TaskId),
     Join(u64),
 }
 
 /// A batch: answered when every part is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) struct Join {
     pub(super) request: RequestId,
     pub(super) parts: Vec<TaskId>,
@@ -94,7 +94,7 @@ pub(super) struct Join {
 }
 
 /// Who is told the outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) enum Origin {
     Request(RequestId),
     Part {
@@ -127,7 +127,7 @@ impl Origin {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) struct Task {
     pub(super) origin: Origin,
     pub(super) op: Op,
@@ -142,7 +142,7 @@ pub(super) struct Task {
     pub(super) weight: usize,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) enum State {
     /// To be read, or under way.
     Read {
@@ -160,7 +160,7 @@ pub(super) enum State {
 }
 
 /// A commit that is not answered yet.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) struct Pending {
     pub drafts: Vec<Draft>,
     /// Filled when first sent; sent again unchanged.
@@ -175,13 +175,13 @@ pub(super) struct Pending {
 }
 
 /// One call to the store under way.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) struct Call {
     pub sent: Now,
     pub what: What,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) enum What {
     /// Parts of the answer go to these, in order.
     Read(Vec<(TaskId, Shape)>),
@@ -190,7 +190,7 @@ pub(super) enum What {
 }
 
 /// How much of a merged answer is a task's.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) struct Shape {
     pub records: usize,
     pub slices: usize,
@@ -200,7 +200,7 @@ pub(super) struct Shape {
     pub scan: bool,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(super) struct Sweeps {
     pub(super) next: Now,
     pub(super) last: Now,

@@ -19,11 +19,11 @@ use crate::pool::{Held, Open};
 use crate::request::{Outcome, Response};
 use crate::store::{Answer, Clock, Guard, Read, Record, Snapshot, Take, Txn, Version, Write};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct TaskId(pub u64);
 
 /// What an operation wants next.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Next {
     Read(Read),
     Commit(Plan),
@@ -44,7 +44,7 @@ impl Next {
 }
 
 /// What a long poll waits for: the first of these.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Wait {
     /// Whoever has waited longest for a topic is woken first …
     pub topics: Vec<Name>,
@@ -64,7 +64,7 @@ impl Wait {
 }
 
 /// Transactions to commit. When several are given for one effect, at most one of them can apply.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Plan {
     pub txns: Vec<Draft>,
     /// May be refused by a full store.
@@ -81,7 +81,7 @@ impl Plan {
 
 /// A transaction that has no `valid_until` yet: it gets one when it is first sent, from a clock that
 /// is fresh then.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Draft {
     pub guards: Vec<Guard>,
     pub take: Option<Take>,
@@ -112,7 +112,7 @@ fn write_bytes(write: &Write) -> usize {
 }
 
 /// The record that tells whether a transaction was applied.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Evidence {
     pub key: Name,
     /// The version that the transaction puts there.
@@ -122,7 +122,7 @@ pub(crate) struct Evidence {
     pub kind: EvidenceKind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum EvidenceKind {
     Job,
     Queue,
@@ -135,7 +135,7 @@ pub(crate) enum EvidenceKind {
     Time,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Verdict {
     Applied,
     /// Not applied so far; for good only when read after `valid_until`.
@@ -274,13 +274,13 @@ pub(crate) fn applied(answers: &[Answer]) -> bool {
 }
 
 /// Queue settings as last read, so that a claim need not read them: its guards tell if they are old.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Queues {
     known: BTreeMap<(String, String), QueueInfo>,
 }
 
 /// The record `queue/…` with its version; a queue without one has the defaults.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct QueueInfo {
     pub version: Option<Version>,
     pub record: QueueRecord,

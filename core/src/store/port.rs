@@ -46,7 +46,7 @@ impl core::fmt::Debug for Version {
 
 /// A question about one consistent moment of the store. Answered by a [`Snapshot`] whose vectors
 /// run parallel to these.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Read {
     pub records: Vec<Name>,
     pub slices: Vec<Slice>,
@@ -73,14 +73,14 @@ impl Default for Read {
 }
 
 /// Which members a count looks at: all, or those whose score lies past the clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Span {
     All,
     Live,
 }
 
 /// A run of an index's members in order of (score, member).
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Slice {
     pub index: Name,
     /// Exclusive lower end.
@@ -92,7 +92,7 @@ pub struct Slice {
 }
 
 /// Inclusive upper end of a [`Slice`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum UpTo {
     End,
     Score(Score),
@@ -101,7 +101,7 @@ pub enum UpTo {
 }
 
 /// Entries of a log with a sequence number above `after`, at most `limit`.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LogRead {
     pub log: Name,
     pub after: u64,
@@ -110,7 +110,7 @@ pub struct LogRead {
 
 /// Record keys in an order of the store's own; a record that is there throughout a whole walk
 /// (from cursor `None` until the answer's cursor is `None`) is seen at least once.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Scan {
     pub cursor: Option<Bytes>,
     pub limit: usize,
@@ -243,7 +243,7 @@ pub struct ScanPage {
 }
 
 /// Guarded transactions, applied in order. Answered by a [`CommitReply`].
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Commit {
     /// Shared, so that sending the same transactions again copies nothing.
     pub txns: Vec<Arc<Txn>>,
@@ -259,7 +259,7 @@ pub struct CommitReply {
 }
 
 /// All or nothing.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Txn {
     /// Refused as [`Answer::TooLate`] when the clock is past this.
     pub valid_until: Clock,
@@ -282,7 +282,7 @@ pub enum Answer {
 }
 
 /// What must hold for a transaction to be applied.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Guard {
     /// No unexpired record under this key.
     Absent(Name),
@@ -295,7 +295,7 @@ pub enum Guard {
 }
 
 /// How a member must stand in an index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Standing {
     /// Not in it.
     Out,
@@ -307,7 +307,7 @@ pub enum Standing {
     Due,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Write {
     Put {
         key: Name,
@@ -338,14 +338,14 @@ pub enum Write {
     Notify(Name),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Value {
     Bytes(Bytes),
     /// The members that this transaction's take took, encoded by [`encode_taken`].
     Taken,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum ScoreAt {
     Number(Score),
     /// The clock plus so many microseconds.
@@ -354,7 +354,7 @@ pub enum ScoreAt {
     Of(Name),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Expiry {
     Never,
     At(Clock),
@@ -364,7 +364,7 @@ pub enum Expiry {
 
 /// Picks the first `n` members of the sources, in the order of the sources. Each leaves its source
 /// and the source's `each` is done for it. A take that finds nothing refuses its transaction.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Take {
     pub n: usize,
     pub from: Vec<Source>,
@@ -374,7 +374,7 @@ pub struct Take {
     pub max_bytes: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Source {
     pub index: Name,
     /// Only members whose score is at or before the clock.
@@ -383,7 +383,7 @@ pub struct Source {
 }
 
 /// A write for every member taken from one source.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Each {
     /// `Of` the source's own index is the score with which the member was taken.
     Add {
