@@ -192,6 +192,24 @@ fn a_cancelled_job_keeps_its_slots_until_its_call_is_over_or_its_lease_would_be(
 }
 
 #[test]
+fn what_a_job_holds_is_not_given_back_when_its_cancellation_is_lost() {
+    let mut w = world(4, Some(3));
+    submit(&mut w, |s| (s.cost, s.lease_ms) = (3, Some(8_000)));
+    let one = dispatch(&mut w, 0, &UPSTREAMS, 5).remove(0);
+    let held = in_use(&w);
+    w.call(1, Request::Cancel { tenant: T.into(), job: one.job.id }).unwrap();
+    let given = w.ask(0, give_back(&one));
+    assert!(w.perform(0), "it has read that the lease is gone");
+    while w.store.record(&keys::lease(one.job.id)).is_none() {
+        assert_eq!(w.store.lose_newest(1), 1);
+    }
+    w.settle();
+    assert!(matches!(w.answer(0, given), Some(Err(Failure::Invalid { field: "token", .. }))));
+    assert_eq!(in_use(&w), held);
+    assert_eq!(findings(&mut w), []);
+}
+
+#[test]
 fn no_more_are_claimed_than_there_are_slots_for_and_batch_leaves_its_share() {
     let mut w = world(4, Some(2));
     for class in [Class::Batch, Class::Batch, Class::Batch, Class::Batch] {

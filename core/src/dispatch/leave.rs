@@ -38,16 +38,18 @@ impl Operation for Leave {
         if Granted::read(lease).is_some_and(|granted| granted.token() == *token) {
             return Next::fail(check::invalid("token", "the job is leased under it: end the attempt instead".into()));
         }
-        // A lease that has gone does not come back, and the units carry its nonce: nothing of a later one is touched.
+        // The units carry the nonce of their lease: nothing of a later one is touched.
         let writes = moves::give_back(*job, *class, Some(placed), token.nonce);
         if writes.is_empty() {
             return Next::ok(Response::GivenBack);
         }
-        Next::Commit(Plan::new(vec![Draft::new(Vec::new(), writes)]))
+        // After a fail-over it may stand again.
+        let guards = vec![moves::as_read(keys::lease(*job), lease)];
+        Next::Commit(Plan::new(vec![Draft::new(guards, writes)]))
     }
 
     fn answered(&mut self, _: Clock, answers: Vec<Answer>, cx: &mut Cx<'_>) -> Next {
-        // The store's clock may have stepped past its time.
+        // The lease has changed meanwhile, or the store's clock may have stepped past the commit's time.
         if applied(&answers) { Next::ok(Response::GivenBack) } else { self.start(cx) }
     }
 }
