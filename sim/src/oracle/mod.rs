@@ -8,6 +8,7 @@
 
 mod balance;
 mod children;
+mod ends;
 mod facts;
 mod group_books;
 mod group_replies;
