@@ -338,6 +338,26 @@ fn giving_back_by_name_alone_says_that_it_cannot_know() {
 }
 
 #[test]
+fn giving_back_by_name_alone_says_so_too_when_the_store_goes_away_meanwhile() {
+    let mut w = world();
+    away(&mut w, 0);
+    had(&w.call(0, asked(P, Some("n"), 1, 0)));
+    w.replicas[0].away = false;
+    while w.replicas[0].replica.stats().breaker_open {
+        w.now_ms += 10;
+        w.input(0, Input::Timer);
+        w.perform(0);
+    }
+    assert_eq!(holders(&w), [], "it has not been entered");
+    w.replicas[0].away = true;
+    let slot = SlotId { slot: "n".into(), nonce: None };
+    let told = w.ask(0, Request::ReleaseSlot { tenant: T.into(), pool: P.into(), slot });
+    w.to(w.now_ms + 400);
+    let told = w.answer(0, told);
+    assert!(matches!(told, Some(Err(Failure::OutcomeUnknown { .. }))), "it has done something: {told:?}");
+}
+
+#[test]
 fn what_was_entered_counts_though_its_reply_was_lost() {
     let mut w = world();
     away(&mut w, 0);

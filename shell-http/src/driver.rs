@@ -136,7 +136,6 @@ where
     let watch = Arc::new(StoreWatch::new(store.folder()));
     let driver = Driver { shared: shared.clone(), watch: watch.clone() };
     let thread = std::thread::Builder::new().name("leasehold-replica".into()).spawn(move || {
-        let _close = CloseInbox(shared.clone());
         Loop::new(config, seed, store, shared, watch, tape).run();
     })?;
     Ok(Running { driver, thread })
@@ -242,8 +241,10 @@ struct Loop<S> {
     watch: Arc<StoreWatch>,
     /// Calls to the store that it would not take.
     refused: Vec<StoreId>,
-    tape: Option<Tape>,
     stop: bool,
+    /// Before the tape, whose end may take a while: who waits is told at once.
+    _close: CloseInbox,
+    tape: Option<Tape>,
 }
 
 impl<S: StoreHandle> Loop<S> {
@@ -258,6 +259,7 @@ impl<S: StoreHandle> Loop<S> {
         Loop {
             replica: Replica::new(config, seed),
             store,
+            _close: CloseInbox(shared.clone()),
             shared,
             start: Instant::now(),
             out: Outputs::new(),

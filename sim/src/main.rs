@@ -285,12 +285,14 @@ fn one(args: &Args, mut plan: Plan) -> u8 {
 fn replay(args: &Args, files: &[PathBuf]) -> u8 {
     let focus = args.focus.as_ref().map(Focus::plain).or(args.trace.then(String::new));
     let show = Show { focus, until: args.until, ..args.show.clone() };
+    let mut seen = false;
     for file in files {
         if files.len() > 1 {
             println!("{}", file.display());
         }
         match tape::replay(file, &show, &mut |text| println!("{text}")) {
-            Ok(tape::End::Same) => {}
+            Ok(tape::End::Same) => seen = true,
+            Ok(tape::End::NotThere) => {}
             Ok(tape::End::Differs) => return report::NOT_DETERMINISTIC,
             Err(error) => {
                 eprintln!("sim: {error}");
@@ -298,7 +300,7 @@ fn replay(args: &Args, files: &[PathBuf]) -> u8 {
             }
         }
     }
-    report::HELD
+    if seen { report::HELD } else { report::USAGE }
 }
 
 fn explain(args: &Args, folder: &Path) -> u8 {

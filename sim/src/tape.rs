@@ -65,6 +65,8 @@ pub struct Show {
 pub enum End {
     Same,
     Differs,
+    /// The one step that was asked for is in another file.
+    NotThere,
 }
 
 /// Replays a recording and prints what is asked for.
@@ -73,8 +75,10 @@ pub fn replay(file: &Path, show: &Show, print: &mut dyn FnMut(&str)) -> Result<E
     let recording = std::fs::read(file).map_err(|e| named(&e))?;
     let mut player = Player::new(&recording).map_err(|why| match why {
         Unreadable::NotARecording => named(&"is not a recording of a server"),
-        Unreadable::Torn => named(&"ends before its first step: the server was killed when it had just begun it"),
-        Unreadable::OtherFormat(Some(release)) => named(&format!("was made by release {release}: replay it with that")),
+        Unreadable::Torn => named(&"ends before its first step, or is damaged there"),
+        Unreadable::OtherFormat(Some(release)) => {
+            named(&format!("was made by another build, of release {release}: replay it with that"))
+        }
         Unreadable::OtherFormat(None) => named(&"is of another encoding: replay it with the release that made it"),
     })?;
     let first = player.header.first;
@@ -82,7 +86,7 @@ pub fn replay(file: &Path, show: &Show, print: &mut dyn FnMut(&str)) -> Result<E
     let until = show.until.unwrap_or(u64::MAX).saturating_sub(first);
     while steps < until {
         let Ok(next) = catch_unwind(AssertUnwindSafe(|| player.next())) else {
-            print(&format!("PANICS at step {}, as it may have when it was recorded", first + steps));
+            print(&format!("PANICS at step {}, as it may have when it was recorded", first.saturating_add(steps)));
             return Ok(End::Differs);
         };
         let Some(played) = next else { break };
@@ -97,7 +101,7 @@ pub fn replay(file: &Path, show: &Show, print: &mut dyn FnMut(&str)) -> Result<E
         if let Err(difference) = played.same {
             print(&differs(&played, difference));
             if let Some(other) = &show.against {
-                print(&elsewhere(other, file, played.number)?);
+                print(&elsewhere(other, file, played.number).unwrap_or_else(|why| why));
             }
             return Ok(End::Differs);
         }
@@ -108,6 +112,11 @@ pub fn replay(file: &Path, show: &Show, print: &mut dyn FnMut(&str)) -> Result<E
             }
         }
     }
+    let end = first.saturating_add(steps);
+    if let Some(only) = show.only {
+        print(&named(&format!("has the steps {first} to {end}, not step {only}")));
+        return Ok(End::NotThere);
+    }
     let torn = match player.left() {
         left if left > 0 && steps < until => format!(", and {left} bytes of a step that was cut off"),
         _ => String::new(),
@@ -115,7 +124,7 @@ pub fn replay(file: &Path, show: &Show, print: &mut dyn FnMut(&str)) -> Result<E
     print(&format!(
         "release {}: steps {first} to {} until {}.{:03} s, with {outputs} outputs, all as recorded{torn}",
         player.header.release,
-        first + steps,
+        end,
         last / 1_000,
         last % 1_000
     ));

@@ -73,18 +73,32 @@ impl Recorder {
         if let Input::Request { request, .. } = &mut input {
             redact::request(request);
         }
-        for output in &outputs {
-            if let Output::Store { id, op } = output {
-                let shape = redact::shape(op);
-                // Kept while its answer is awaited; one that never comes is dropped with the oldest.
-                self.asked.insert(*id, shape);
-                while self.asked.len() > ASKED {
-                    self.asked.pop_first();
-                }
-            }
-        }
+        self.overlook(&outputs);
         let digests = outputs.iter_mut().map(|output| digest::of(output, Side::Server, &mut self.bytes)).collect();
         frame(out, &Step { now, input, digests }, &mut self.bytes);
+    }
+
+    /// A step that is not recorded: what it asked may be answered in one that is.
+    pub fn overlook(&mut self, outputs: &[Output]) {
+        let shapes = outputs.iter().filter_map(|output| match output {
+            Output::Store { id, op } => Some((*id, redact::shape(op))),
+            _ => None,
+        });
+        self.asked.extend(shapes);
+        self.forget();
+    }
+
+    /// Knows from here on what another has overlooked.
+    pub fn learn(&mut self, from: Recorder) {
+        self.asked.extend(from.asked);
+        self.forget();
+    }
+
+    /// An answer that never comes is dropped with the oldest.
+    fn forget(&mut self) {
+        while self.asked.len() > ASKED {
+            self.asked.pop_first();
+        }
     }
 }
 
@@ -124,7 +138,7 @@ fn unframe(rest: &mut &[u8]) -> Option<Vec<u8>> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     NotARecording,
-    /// It ends before its first step.
+    /// It ends before its first step, or is damaged there.
     Torn,
     /// Of another encoding, made by that release if it says so.
     OtherFormat(Option<String>),
@@ -162,8 +176,10 @@ pub struct Player<'a> {
 
 impl<'a> Player<'a> {
     pub fn new(recording: &'a [u8]) -> Result<Player<'a>, Unreadable> {
-        let mut rest = recording.strip_prefix(MAGIC).ok_or(Unreadable::NotARecording)?;
-        let bytes = unframe(&mut rest).ok_or(Unreadable::NotARecording)?;
+        let Some(mut rest) = recording.strip_prefix(MAGIC) else {
+            return Err(if MAGIC.starts_with(recording) { Unreadable::Torn } else { Unreadable::NotARecording });
+        };
+        let bytes = unframe(&mut rest).ok_or(Unreadable::Torn)?;
         let header: Header = match postcard::from_bytes(&bytes) {
             Ok(header) => header,
             Err(_) => {
@@ -176,8 +192,9 @@ impl<'a> Player<'a> {
         }
         let bytes = unframe(&mut rest).ok_or(Unreadable::Torn)?;
         // A state of another shape is another release's.
-        let replica =
-            postcard::from_bytes(&bytes).map_err(|_| Unreadable::OtherFormat(Some(header.release.clone())))?;
+        let Ok((replica, [])) = postcard::take_from_bytes(&bytes) else {
+            return Err(Unreadable::OtherFormat(Some(header.release)));
+        };
         Ok(Player { next: header.first, header, replica, rest })
     }
 
@@ -203,7 +220,7 @@ impl Iterator for Player<'_> {
         let more = got.next().map(|_| recorded);
         let same = differs.or(more).map_or(Ok(()), |output| Err(Difference { output, recorded }));
         let number = self.next;
-        self.next += 1;
+        self.next = self.next.saturating_add(1);
         Some(Played { number, now: step.now, input: step.input, outputs, same })
     }
 }

@@ -1,6 +1,5 @@
 //! What a replica was told, without contents.
 
-use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use bytes::Bytes;
@@ -145,7 +144,11 @@ pub(super) fn blank(text: &str) -> String {
 /// Payloads, results, metadata and progress lose their bytes when they are written; texts of errors here.
 pub(super) fn request(request: &mut Request) {
     match request {
-        Request::Fail(fail) => error(&mut Box::as_mut(fail).error),
+        Request::Fail(fail) => {
+            // Where it is cut depends on its letters.
+            fail.error = core::mem::take(&mut fail.error).cut();
+            error(&mut fail.error);
+        }
         Request::Batch(items) => items.iter_mut().for_each(self::request),
         _ => {}
     }

@@ -28,24 +28,29 @@ enum How {
     Clear,
     /// Bytes are a stored record.
     Stored(Kind),
+    /// Bytes are a stored record of a kind that is not known here: nothing of it is kept.
+    Unknown,
     /// A content, or none.
     Optional,
     /// A content.
     Content,
 }
 
-/// How a field is written; `None`: as what it stands in.
-fn field(of: &str, name: &str) -> Option<How> {
-    Some(match (of, name) {
+/// How a field is written, in a value that is written so.
+fn field(of: &str, name: &str, how: How) -> How {
+    match (of, name) {
         ("ErrorInfo", _) => How::Blank,
         ("RecordView", "text") => How::Clear,
         ("Job", "metadata") => How::Optional,
         ("ProgressRecord", "value") => How::Content,
-        ("Member", "job") | ("Found", "main") => How::Stored(Kind::Job),
-        ("Member", "payload") => How::Stored(Kind::Content),
-        ("Record", _) => return None,
+        ("Member", "job") | ("Found", "main") | ("TakeOver", "found") => How::Stored(Kind::Job),
+        ("Member" | "Tried", "payload") => How::Stored(Kind::Content),
+        ("Found", "lease") => How::Stored(Kind::None),
+        ("Entry", "records") => How::Stored(Kind::None),
+        ("Record", "bytes") if !matches!(how, How::Stored(_)) => How::Unknown,
+        ("Record", _) => how,
         _ => How::Plain,
-    })
+    }
 }
 
 struct Without<'a, T: ?Sized> {
@@ -112,6 +117,7 @@ impl<S: Serializer> Serializer for To<S> {
     }
     fn serialize_bytes(self, bytes: &[u8]) -> Result<S::Ok, S::Error> {
         match self.how {
+            How::Unknown => self.to.serialize_bytes(&[]),
             How::Stored(kind) => self.to.serialize_bytes(&redact::stored(kind, &Bytes::copy_from_slice(bytes))),
             _ => self.to.serialize_bytes(bytes),
         }
@@ -198,7 +204,7 @@ impl<P> Parts<P> {
         name: &str,
         value: &'a T,
     ) -> Result<Without<'a, T>, E> {
-        let mut how = field(self.of, name).unwrap_or(self.how);
+        let mut how = field(self.of, name, self.how);
         match (self.of, name) {
             ("Write", "key") => self.key = Some(again(value)?),
             ("Write", "value") => how = How::Stored(self.key.as_ref().map_or(Kind::None, Kind::of)),

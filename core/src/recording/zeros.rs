@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 
 /// Shorter runs stay in the literal.
 const RUN: usize = 16;
-/// Nothing that was written is longer: a step has the contents of one request and of one answer.
+/// Nothing that was written is longer: a step has the contents of one request and of one answer, a state those of what
+/// is in work.
 const MOST: usize = 1 << 30;
 
 pub(super) fn squeeze(bytes: &[u8], out: &mut Vec<u8>) {

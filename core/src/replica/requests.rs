@@ -14,9 +14,24 @@ use crate::pool::open::Released;
 use crate::pool::{Acquire, Spot};
 use crate::request::{Outcome, Request, RequestId, Response};
 
+/// What was done of a request before the store was asked.
+enum Here {
+    Nothing,
+    Something,
+    All(Outcome),
+}
+
 impl Replica {
     pub(super) fn request(&mut self, id: RequestId, request: Request, out: &mut Outputs) {
-        let outcome = self.without_store(&request).or_else(|| self.admit(&request).err().map(Err));
+        let here = self.without_store(&request);
+        let outcome = match &here {
+            Here::All(outcome) => Some(outcome.clone()),
+            Here::Nothing => self.admit(&request).err().map(Err),
+            // honest-replies: it can no longer be said that nothing was done.
+            Here::Something => self.admit(&request).err().map(|refused| {
+                Err(Failure::OutcomeUnknown { retry_after_ms: refused.retry_after_ms().unwrap_or(1_000) })
+            }),
+        };
         if let Some(outcome) = outcome {
             out.push(Output::Reply { id, outcome });
             return;
@@ -41,37 +56,40 @@ impl Replica {
                     self.open(Origin::Part { join, slot }, item, out);
                 }
             }
-            request => self.open(Origin::Request(id), request, out),
+            request => {
+                self.open(Origin::Request(id), request, out);
+                if let (Here::Something, Some(Asked::Task(task))) = (&here, self.requests.get(&id))
+                    && let Some(task) = self.tasks.get_mut(task)
+                {
+                    task.committed = true;
+                }
+            }
         }
     }
 
-    /// What can be answered without the store: slots that only this replica knows, or grants now.
-    fn without_store(&mut self, request: &Request) -> Option<Outcome> {
+    /// What can be done without the store: about slots that only this replica knows, or grants now.
+    fn without_store(&mut self, request: &Request) -> Here {
         if self.config.fail_open.is_empty() {
-            return None;
+            return Here::Nothing;
         }
         let clock = self.clock.estimate(self.now);
+        let all = |outcome: Option<Outcome>| outcome.map_or(Here::Nothing, Here::All);
         match request {
             Request::RefreshSlot { tenant, pool, slot } => {
-                self.open.refresh(&Spot::new(tenant, pool, &slot.slot), slot, clock)
+                all(self.open.refresh(&Spot::new(tenant, pool, &slot.slot), slot, clock))
             }
             Request::ReleaseSlot { tenant, pool, slot } => {
                 match self.open.release(&Spot::new(tenant, pool, &slot.slot), slot) {
-                    Released::Here(outcome) => Some(outcome),
-                    Released::There { taken: false } => None,
-                    // honest-replies: something of it has been done.
-                    Released::There { taken: true } => {
-                        let refused = self.admit(request).err()?;
-                        let retry_after_ms = refused.retry_after_ms().unwrap_or(1_000);
-                        Some(Err(Failure::OutcomeUnknown { retry_after_ms }))
-                    }
+                    Released::Here(outcome) => Here::All(outcome),
+                    Released::There { taken: false } => Here::Nothing,
+                    Released::There { taken: true } => Here::Something,
                 }
             }
             Request::Acquire(asked) => {
-                let acquire = Acquire::new(asked.clone()).ok()?;
-                acquire.declared(&self.open, clock).or_else(|| self.declare(&acquire))
+                let Ok(acquire) = Acquire::new(asked.clone()) else { return Here::Nothing };
+                all(acquire.declared(&self.open, clock).or_else(|| self.declare(&acquire)))
             }
-            _ => None,
+            _ => Here::Nothing,
         }
     }
 
