@@ -10,6 +10,7 @@ use leasehold_core::dispatch::{Route, Routing, Upstream};
 use leasehold_core::group::record::Mode;
 use leasehold_core::job::record::{Class, ErrorInfo, Status};
 use leasehold_core::opaque::Content;
+use leasehold_core::recording::Recorder;
 use leasehold_core::request::{
     Acquire, Beat, Complete, CreateGroup, Dispatch, Dispatched, Fail, Finding, GiveBack, Held, HoldUpstream, RequestId,
     SetPool, SlotOf, Submit, Why,
@@ -207,6 +208,30 @@ fn what_a_job_holds_is_not_given_back_when_its_cancellation_is_lost() {
     assert!(matches!(w.answer(0, given), Some(Err(Failure::Invalid { field: "token", .. }))));
     assert_eq!(in_use(&w), held);
     assert_eq!(findings(&mut w), []);
+}
+
+/// More than one answer of the store has room for: some are read later, while others are known.
+#[test]
+fn a_state_that_is_recorded_while_payloads_are_read_has_none_of_them() {
+    const MARKER: &str = "contents-4711";
+    let mut w = world(20, None);
+    let large = Content::json(format!("\"{}\"", MARKER.repeat((1 << 20) / MARKER.len())));
+    for _ in 0..10 {
+        submit(&mut w, |s| s.payload = large.clone());
+    }
+    let id = w.ask(0, asked(&UPSTREAMS, 10, 0));
+    let mut states = 0;
+    let found = loop {
+        let state = Recorder::begin("this", 0, &w.replicas[0].replica);
+        assert!(!state.windows(MARKER.len()).any(|bytes| bytes == MARKER.as_bytes()), "in state {states}");
+        states += 1;
+        match w.answer(0, id) {
+            Some(outcome) => break outcome,
+            None => assert!(w.perform(0)),
+        }
+    };
+    assert!(matches!(found, Ok(Response::Dispatched(jobs)) if jobs.len() == 10));
+    assert!(states >= 5, "{states}");
 }
 
 #[test]
