@@ -210,6 +210,35 @@ fn what_a_job_holds_is_not_given_back_when_its_cancellation_is_lost() {
     assert_eq!(findings(&mut w), []);
 }
 
+#[test]
+fn what_a_lost_claim_held_is_not_given_back_once_a_late_copy_of_it_has_come() {
+    let mut w = world(4, Some(3));
+    submit(&mut w, |s| (s.cost, s.lease_ms) = (3, Some(8_000)));
+    let id = w.ask(0, asked(&UPSTREAMS, 1, 0));
+    let mut copy = None;
+    let one = loop {
+        match w.answer(0, id) {
+            Some(Ok(Response::Dispatched(mut jobs))) => break jobs.remove(0),
+            Some(other) => panic!("{other:?}"),
+            None => {
+                let next = w.replicas[0].calls.front().map(|(_, op)| op.clone());
+                copy = next.filter(|op| matches!(op, StoreOp::Commit(_))).or(copy);
+                assert!(w.perform(0));
+            }
+        }
+    };
+    let held = in_use(&w);
+    while w.store.record(&keys::lease(one.job.id)).is_some() {
+        assert_eq!(w.store.lose_newest(1), 1);
+    }
+    assert_eq!(in_use(&w), [0, 0]);
+    w.now_ms += 300;
+    w.apply(&copy.unwrap()).unwrap();
+    assert_eq!(in_use(&w), held);
+    assert!(matches!(w.call(0, give_back(&one)), Err(Failure::Invalid { field: "token", .. })));
+    assert_eq!(in_use(&w), held);
+}
+
 /// More than one answer of the store has room for: some are read later, while others are known.
 #[test]
 fn a_state_that_is_recorded_while_payloads_are_read_has_none_of_them() {

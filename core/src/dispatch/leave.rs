@@ -35,7 +35,8 @@ impl Operation for Leave {
     fn read(&mut self, snapshot: Snapshot, _: &mut Cx<'_>) -> Next {
         let GiveBack { job, token, class, placed } = &self.0;
         let lease = snapshot.records.first().unwrap_or(&Record::Absent);
-        if Granted::read(lease).is_some_and(|granted| granted.token() == *token) {
+        // Of its nonce, which the units carry: after a fail-over a late copy may have granted it once more, at another time.
+        if Granted::read(lease).is_some_and(|granted| granted.version == token.nonce) {
             return Next::fail(check::invalid("token", "the job is leased under it: end the attempt instead".into()));
         }
         // The units carry the nonce of their lease: nothing of a later one is touched.
