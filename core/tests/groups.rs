@@ -13,7 +13,7 @@ use leasehold_core::ids::GroupId;
 use leasehold_core::job::record::{ChildOutcome, Class, ErrorInfo, Status};
 use leasehold_core::opaque::Content;
 use leasehold_core::request::{ChildState, ChildView, Complete, CreateGroup, Fail, GroupView, Held, Leased, Submit};
-use leasehold_core::store::{Commit, Store as _, StoreError, Txn, Write, keys};
+use leasehold_core::store::{Commit, ScoreAt, Store as _, StoreError, Txn, Write, keys};
 use leasehold_core::{Failure, Input, JobId, Name, Request, Response, StoreOp};
 use support::World;
 
@@ -763,6 +763,40 @@ fn a_lost_child_is_counted_once() {
         assert_eq!(w.store.members(&keys::GROUPS_DUE).len() + w.store.records(b"mark/").count(), 0);
         assert_eq!(counts(&w, id), 1);
     }
+}
+
+/// Counted as lost, and put back by whoever had read its record when it could be read.
+#[test]
+fn a_lost_child_that_comes_back_does_not_keep_its_place() {
+    let config = leasehold_core::Config { scrub_ms: 100, ..Default::default() };
+    let mut w = World::with(1, config);
+    let id = create(&mut w, asked(3, 1));
+    assert!(w.store.corrupt(&keys::job(id.child(1)), "nonsense".into()));
+    let lost = keys::done(id, ChildOutcome::Lost);
+    while w.store.members(&lost).is_empty() {
+        let later = w.now_ms + 1_000;
+        w.to(later);
+        assert!(w.now_ms < 120_000);
+    }
+    let member = keys::member(id.child(1));
+    let back = |index| Write::Add { index, member: member.clone(), score: ScoreAt::Number(1), raise: false };
+    let status = keys::status(T, "q", Class::System, Status::Held);
+    let writes = vec![back(keys::held(id)), back(status)];
+    let txn = Txn { valid_until: u64::MAX, guards: Vec::new(), take: None, writes };
+    w.store.commit(&Commit { txns: vec![Arc::new(txn)], grows: false }).unwrap();
+    for _ in 0..2 {
+        let mut jobs = Vec::new();
+        while jobs.is_empty() {
+            assert!(w.now_ms < 300_000, "{:?}", group(&mut w, 0, id));
+            let later = w.now_ms + 1_000;
+            w.to(later);
+            jobs = w.claim(0, "w", "q", 3, None);
+        }
+        complete(&mut w, 0, &jobs.remove(0));
+    }
+    let later = w.now_ms + 2_000;
+    w.to(later);
+    assert_eq!((group(&mut w, 0, id).status, w.store.members(&lost).len()), (GroupStatus::Partial, 1));
 }
 
 #[test]

@@ -354,6 +354,8 @@ fn count_once(id: JobId, mut again: Draft, mut first: Draft) -> Vec<Draft> {
     let Some((group, _)) = id.child_of() else { return vec![first] };
     let counted = |standing| Guard::Member(keys::done(group, ChildOutcome::Lost), keys::member(id), standing);
     again.guards.push(counted(Standing::Due));
+    // Where it stands in spite of that it would take a place for ever.
+    again.writes.extend([keys::held(group), keys::released(group)].map(|index| remove(index, &keys::member(id))));
     first.guards.push(counted(Standing::Out));
     vec![again, first]
 }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::lease::Granted;
 use super::look::derived;
 use super::moves::{self, Home, add, as_read, remove};
-use super::record::{Class, Job, KeyRecord, Status};
+use super::record::{ChildOutcome, Class, Job, KeyRecord, Status};
 use crate::codec::Undecodable;
 use crate::event::Kind;
 use crate::group::Mend;
@@ -450,7 +450,12 @@ pub(super) fn mend_job(
                 Status::Scheduled | Status::Retrying => vec![waits(job.due)],
                 _ => Vec::new(),
             };
-            drafts.push(put_back(status, job.due, more));
+            let mut draft = put_back(status, job.due, more);
+            if let (Status::Held, Some((group, _))) = (status, id.child_of()) {
+                // A record that can be read no more has the same version: its child may have been counted meanwhile.
+                draft.guards.push(out(keys::done(group, ChildOutcome::Lost)));
+            }
+            drafts.push(draft);
         }
         Some((Status::Running, _)) if leases.is_none() => {
             // Without its entry it would never be reclaimed. Without its lease it is reclaimed now.

@@ -484,8 +484,10 @@ impl Oracle {
         let deadline = after.deadline();
         let at_grant = deadline.map_or(token.at + own, |d| d.min(token.at + own));
         let Some(grant) = track.grants.iter_mut().find(|g| g.token == token) else { return Ok(()) };
-        if new == at_grant && !grant.raised {
-            // The job's own length or deadline, set before the lease is handed out.
+        let forgotten = self.rewound && self.rewound_at >= token.at;
+        if new == at_grant && (!grant.raised || forgotten) {
+            // The job's own length or deadline, set before the lease is handed out; or by a late copy of that, when what
+            // was told of it later has been forgotten.
             return Ok(());
         }
         if new < old && grant.told_until <= new {
