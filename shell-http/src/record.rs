@@ -60,7 +60,8 @@ pub struct Tape {
     left_out: u64,
     /// The step under way is left out.
     leaving_out: bool,
-    writer: Option<(SyncSender<Vec<Step>>, Option<JoinHandle<()>>)>,
+    to: Option<SyncSender<Vec<Step>>>,
+    writer: Option<JoinHandle<()>>,
     told: Arc<Told>,
 }
 
@@ -97,7 +98,7 @@ impl Tape {
                 tracing::error!(%error, folder = %folder.display(), "the recording has ended: it cannot be written");
             }
         })?;
-        tape.writer = tape.writer.take().map(|(to, _)| (to, Some(thread)));
+        tape.writer = Some(thread);
         tracing::info!(folder = %settings.folder.display(), "what the replica is told is recorded, without contents");
         Ok(tape)
     }
@@ -111,7 +112,8 @@ impl Tape {
             overlooked: Recorder::default(),
             left_out: 0,
             leaving_out: false,
-            writer: Some((to, None)),
+            to: Some(to),
+            writer: None,
             told,
         };
         (tape, from)
@@ -153,7 +155,7 @@ impl Tape {
 
     /// Hands over what has come, if there is room for it.
     pub fn flush(&mut self) {
-        let Some((to, _)) = self.writer.as_ref().filter(|_| !self.steps.is_empty()) else { return };
+        let Some(to) = self.to.as_ref().filter(|_| !self.steps.is_empty()) else { return };
         self.told.waiting.fetch_add(1, Ordering::Relaxed);
         // A writer that has gone has told why.
         if let Err(TrySendError::Full(steps)) = to.try_send(std::mem::take(&mut self.steps)) {
@@ -172,11 +174,9 @@ impl Tape {
 impl Drop for Tape {
     fn drop(&mut self) {
         self.flush();
-        if let Some((to, thread)) = self.writer.take() {
-            drop(to);
-            // It has nothing to tell that it has not logged.
-            let _ = thread.map(JoinHandle::join);
-        }
+        self.to = None;
+        // It has nothing to tell that it has not logged.
+        let _ = self.writer.take().map(JoinHandle::join);
     }
 }
 

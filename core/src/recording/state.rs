@@ -102,9 +102,15 @@ impl<S: Serializer> Serializer for To<S> {
     as_they_are! {
         serialize_bool: bool, serialize_i8: i8, serialize_i16: i16, serialize_i32: i32, serialize_i64: i64,
         serialize_i128: i128, serialize_u8: u8, serialize_u16: u16, serialize_u32: u32, serialize_u64: u64,
-        serialize_u128: u128, serialize_f32: f32, serialize_f64: f64, serialize_char: char,
+        serialize_u128: u128, serialize_char: char,
     }
 
+    fn serialize_f32(self, _: f32) -> Result<S::Ok, S::Error> {
+        Err(ser::Error::custom("the core has no such number"))
+    }
+    fn serialize_f64(self, _: f64) -> Result<S::Ok, S::Error> {
+        Err(ser::Error::custom("the core has no such number"))
+    }
     fn is_human_readable(&self) -> bool {
         self.to.is_human_readable()
     }
